@@ -1,0 +1,1 @@
+"""Score text with masked-diffusion language models."""

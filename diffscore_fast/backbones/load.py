@@ -1,0 +1,118 @@
+"""A model folder (config.json, model.safetensors, tokenizer.json) to a backbone and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffscore_fast.backbones.bert import BertBackbone, build_bert, load_state
+from diffscore_fast.backbones.spec import PatternSpec
+from diffscore_fast.backbones.weights import file_sha256, load_weights
+from diffscore_fast.errors import CheckpointError
+from diffscore_fast.text.tokenizer import TextTokenizer
+
+EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
+PACKAGE_SECTION = "diffscore_fast"  # our part of config.json: patterns, default pattern, control tokens, checksum
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A backbone ready to score, with what its signature needs."""
+
+    backbone: BertBackbone
+    tokenizer: TextTokenizer
+    weights_sha256: str
+
+
+def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device = "cpu",
+               dtype: torch.dtype | None = None) -> LoadedModel:  # fmt: skip
+    """Load an embedded model by name, or a model folder by path.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        "mini", or a folder in the layout of transformers' `BertForMaskedLM` with a tokenizer.json.
+    device : str or torch.device
+        Where the weights go.
+    dtype : torch.dtype, optional
+        Type of weights and hidden states; `default_dtype(device)` if not given.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing, a tensor is missing or left over, or a checksum differs.
+    """
+    folder = EMBEDDED_MODELS.get(str(name_or_path), Path(name_or_path))
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no model {str(name_or_path)!r}: neither an embedded model ({', '.join(EMBEDDED_MODELS)}) nor a folder"
+        )
+    config = read_config(folder)
+    own = config.get(PACKAGE_SECTION, {})
+    tokenizer = TextTokenizer(
+        folder / "tokenizer.json", own.get("mask_token", "[MASK]"), own.get("start_token", "[CLS]")
+    )
+    if tokenizer.vocab_size > config["vocab_size"]:
+        raise CheckpointError(
+            f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is only "
+            f"{config['vocab_size']}"
+        )
+    name = str(name_or_path) if str(name_or_path) in EMBEDDED_MODELS else folder.name
+    patterns, default_pattern = read_patterns(config)
+    assert tokenizer.start_id is not None
+    # Only shapes are wanted from the constructor; its random numbers would take longer than reading the weights.
+    with torch.device("meta"):
+        backbone = build_bert(name, config, patterns, default_pattern, tokenizer.mask_id, tokenizer.start_id)
+    backbone.to_empty(device="cpu")
+    weights_path = folder / "model.safetensors"
+    load_state(backbone, load_weights(weights_path), str(weights_path))
+    weights_sha256 = file_sha256(weights_path)
+    if own.get("weights_sha256", weights_sha256) != weights_sha256:
+        raise CheckpointError(f"{weights_path}: SHA-256 differs from config.json's; the file is damaged or replaced")
+    backbone.to(device=device, dtype=dtype or default_dtype(device)).eval().requires_grad_(False)
+    return LoadedModel(backbone, tokenizer, weights_sha256)
+
+
+def read_config(folder: Path) -> dict:
+    """The folder's config.json, checked to name a BERT masked language model."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; a model folder needs config.json") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from None
+    if config.get("model_type") != "bert" or "BertForMaskedLM" not in config.get("architectures", ["BertForMaskedLM"]):
+        raise CheckpointError(
+            f"{path}: model_type {config.get('model_type')!r}, architectures {config.get('architectures')}; "
+            "only BERT masked language models (BertForMaskedLM) can be loaded"
+        )
+    return config
+
+
+def read_patterns(config: dict) -> tuple[dict[str, PatternSpec], str]:
+    """The attention patterns that config.json states, and the default one.
+
+    A model from elsewhere states none: it was trained with `full` alone.
+    """
+    limit = config["max_position_embeddings"]
+    stated = config.get(PACKAGE_SECTION, {}).get("patterns", {"full": {}})
+    patterns = {
+        name: PatternSpec(**{"position_limit": limit, **fields, "block_sizes": tuple(fields.get("block_sizes", ()))})
+        for name, fields in stated.items()
+    }
+    return patterns, config.get(PACKAGE_SECTION, {}).get("default_pattern", "full")
+
+
+def default_dtype(device: str | torch.device) -> torch.dtype:
+    """bfloat16 where the processor multiplies it natively, else float32."""
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    native = "AVX512" in capabilities and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return torch.bfloat16 if native else torch.float32
+
+

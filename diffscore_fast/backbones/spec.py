@@ -1,0 +1,149 @@
+"""What a model family does differently, stated once, so that nothing else has to ask which family it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from diffscore_fast.errors import UnsupportedPatternError
+
+PatternName = Literal["full", "prefix", "block"]
+
+
+@dataclass(frozen=True)
+class PatternSpec:
+    """How a model was trained to see one attention pattern.
+
+    Parameters
+    ----------
+    position_limit : int
+        Number of positions a cached sequence or a window may use.
+    restart_positions : bool
+        True where a window's positions start again at 0; False where they continue the prefix's.
+    prefix_type, window_type : int
+        Token type of the cached prefix and of the window.
+    block_sizes : tuple of int
+        Block sizes of the `block` pattern; empty for the others.
+    """
+
+    position_limit: int
+    restart_positions: bool = False
+    prefix_type: int = 0
+    window_type: int = 0
+    block_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """Everything about a model family that the rest of the package needs to know.
+
+    Parameters
+    ----------
+    family, name : str
+        Family ("bert") and the name the model goes by in signatures.
+    num_layers, num_heads, num_kv_heads, head_dim, hidden_size : int
+        Shapes of the body. Query head h reads key-value head h // (num_heads // num_kv_heads).
+    vocab_size : int
+        Real vocabulary rows; rows of the weight beyond it are padding and outside the normaliser.
+    mask_id : int
+        Token that stands for a masked position.
+    excluded_ids : tuple of int
+        Tokens the model can never emit: their logit is -inf before the softmax.
+    start_id : int or None
+        Token at place 0 of every sequence; visible, never masked, never scored.
+    logit_shift : 0 or 1
+        1 where the hidden state at row i predicts token i + 1 (Dream, causal models).
+    logit_scale : float
+        Factor on the logits (LLaDA's `scale_logits`).
+    soft_cap : float or None
+        Logits become soft_cap * tanh(logits / soft_cap) after the scale.
+    time_conditioning : {"none", "constant"}
+        Whether the network reads the mask ratio; "constant" means it was trained with a fixed one.
+    patterns : dict of str to PatternSpec
+        The attention patterns the model was trained with. Asking for another is an error.
+    default_pattern : str
+        Pattern used when the caller names none.
+    """
+
+    family: str
+    name: str
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    mask_id: int
+    patterns: dict[str, PatternSpec]
+    excluded_ids: tuple[int, ...] = ()
+    start_id: int | None = None
+    logit_shift: Literal[0, 1] = 0
+    logit_scale: float = 1.0
+    soft_cap: float | None = None
+    time_conditioning: Literal["none", "constant"] = "none"
+    default_pattern: PatternName = "full"
+
+    def pattern(self, name: str, block_size: int = 0) -> PatternSpec:
+        """The pattern of that name; raises `UnsupportedPatternError` if the model was not trained with it."""
+        if name not in self.patterns:
+            known = ", ".join(sorted(self.patterns))
+            raise UnsupportedPatternError(
+                f"model {self.name!r} was not trained with attention {name!r}; it has: {known}"
+            )
+        pattern = self.patterns[name]
+        if name == "block" and block_size not in pattern.block_sizes:
+            known = ", ".join(map(str, pattern.block_sizes))
+            raise UnsupportedPatternError(
+                f"model {self.name!r} was not trained with block size {block_size}; it has: {known}"
+            )
+        return pattern
+
+
+class Backbone(Protocol):
+    """A network split where the engine has work to do: around attention, and before the vocabulary.
+
+    All tensors are packed: N rows of many windows, no padding. The engine calls `embed`, then for each layer
+    `attention_inputs`, its own attention, and `attention_outputs`; the hidden states of the wanted rows then pass
+    `head_transform` and meet `vocabulary_weight` in `ops.masked_logprob`.
+    """
+
+    spec: BackboneSpec
+    vocabulary_weight: Tensor  # [V, D]
+    vocabulary_bias: Tensor | None  # [V]
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        """Hidden states [N, D] before the first layer, for int64 tokens, positions and types [N]."""
+        ...
+
+    def attention_inputs(
+        self, layer: int, hidden: Tensor, positions: Tensor, query_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [Q, H, d], keys and values [N, Hkv, d] of one layer, positions applied.
+
+        `query_rows` [Q] (int64) limits the queries to those rows; None asks for all of them.
+        """
+        ...
+
+    def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values alone: all that a prefix's last layer is asked for."""
+        ...
+
+    def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the layer for rows whose attention result is known.
+
+        `hidden` [Q, D] is the layer's input at the same rows as `attended` [Q, H, d].
+        """
+        ...
+
+    def head_transform(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the vocabulary weight; [Q, D] to [Q, D]."""
+        ...
