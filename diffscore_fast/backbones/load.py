@@ -63,10 +63,7 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     name = str(name_or_path) if str(name_or_path) in EMBEDDED_MODELS else folder.name
     patterns, default_pattern = read_patterns(config)
     assert tokenizer.start_id is not None
-    # Only shapes are wanted from the constructor; its random numbers would take longer than reading the weights.
-    with torch.device("meta"):
-        backbone = build_bert(name, config, patterns, default_pattern, tokenizer.mask_id, tokenizer.start_id)
-    backbone.to_empty(device="cpu")
+    backbone = build_bert(name, config, patterns, default_pattern, tokenizer.mask_id, tokenizer.start_id)
     weights_path = folder / "model.safetensors"
     load_state(backbone, load_weights(weights_path), str(weights_path))
     weights_sha256 = file_sha256(weights_path)
