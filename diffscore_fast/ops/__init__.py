@@ -2,5 +2,8 @@
 
 from diffscore_fast.ops.masked_logprob import MASKED_LOGPROB, masked_logprob
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayout, prefix_attention
+from diffscore_fast.ops.registry import AUTO
 
-__all__ = ["MASKED_LOGPROB", "PREFIX_ATTENTION", "AttentionLayout", "masked_logprob", "prefix_attention"]
+OPERATIONS = (MASKED_LOGPROB, PREFIX_ATTENTION)
+
+__all__ = ["AUTO", "MASKED_LOGPROB", "OPERATIONS", "PREFIX_ATTENTION", "AttentionLayout", "masked_logprob", "prefix_attention"]
