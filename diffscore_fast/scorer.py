@@ -47,8 +47,8 @@ Overlength = Literal["error", "skip", "truncate-source"]
 DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
 ATTENTIONS = ("full", "prefix")
-# Rows are planned in portions of about this many masked-or-not window tokens; it bounds memory and changes no score.
-TOKENS_AT_ONCE = 1 << 20
+# Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
+TOKENS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,9 @@ class DiffScorer:
         encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
         nothing = Encoded(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
         pairs = [
-            (encoded[row[0]] if config.needs_source else nothing, encoded[row[1]]) if state == OK else (nothing, nothing)
+            (encoded[row[0]] if config.needs_source else nothing, encoded[row[1]])
+            if state == OK
+            else (nothing, nothing)
             for row, state in zip(rows, status, strict=True)
         ]
         sources, candidates = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -295,8 +297,8 @@ class DiffScorer:
             estimator=config.reconstruction.estimator, level_weights=config.reconstruction.level_weights,
             length_normalised=config.reconstruction.length_normalised, masking=design.masking, ratios=design.ratios,
             draws=design.num_draws, levels=design.levels, replicates=design.num_replicates, seed=config.seed,
-            attention=config.attention, dtype=self._dtype, implementation=self._runner.implementations, template="plain",
-            overlength=config.overlength,
+            attention=config.attention, dtype=self._dtype, implementation=self._runner.implementations,
+            template="plain", overlength=config.overlength,
         )  # fmt: skip
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[np.ndarray], config: ScoreConfig,
@@ -429,7 +431,7 @@ def _joined(tables: list[ScoreTable]) -> ScoreTable:
     return ScoreTable(
         scores=stack("scores"), stderr=stack("stderr"), num_tokens=stack("num_tokens"),
         status=[state for table in tables for state in table.status],
-        messages=[message for table in tables for message in table.messages], truncated_tokens=stack("truncated_tokens"),
-        profile=stack("profile"), profile_ratios=tables[0].profile_ratios, kind=tables[0].kind,
+        messages=[message for table in tables for message in table.messages],
+        truncated_tokens=stack("truncated_tokens"), profile=stack("profile"), profile_ratios=tables[0].profile_ratios, kind=tables[0].kind,
         signature=tables[0].signature, tokens=tokens,
     )  # fmt: skip

@@ -31,9 +31,7 @@ def check_packing(runner: Runner) -> None:
     attention = Attention(spec.default_pattern, block_sizes[0])
 
     def log_probs(chosen: list[int]) -> np.ndarray:
-        sequences = Sequences.build(
-            contexts, np.array([context_of[i] for i in chosen]), [targets[i] for i in chosen]
-        )
+        sequences = Sequences.build(contexts, np.array([context_of[i] for i in chosen]), [targets[i] for i in chosen])
         lengths = sequences.target_lengths
         index = np.arange(len(chosen))
         first = np.zeros(int(lengths.sum()), dtype=bool)
@@ -48,9 +46,12 @@ def check_packing(runner: Runner) -> None:
     alone = np.concatenate([log_probs([i]) for i in range(3)])
     tolerance = TOLERANCE[str(runner.backbone.dtype).removeprefix("torch.")]
     if not np.isfinite(together).all():
-        raise CheckpointError(f"model {spec.name!r} gives log-probabilities that are not finite; are its weights sound?")
-    if np.abs(together - alone).max() > tolerance:
         raise CheckpointError(
-            f"model {spec.name!r}: a sequence's log-probability moves by {np.abs(together - alone).max():.3g} nats with "
-            "its neighbours; its attention lets them leak in"
+            f"model {spec.name!r} gives log-probabilities that are not finite; are its weights sound?"
+        )
+    moved = np.abs(together - alone).max()
+    if moved > tolerance:
+        raise CheckpointError(
+            f"model {spec.name!r}: a log-probability moves by {moved:.3g} nats with the sequences beside it; "
+            "its attention lets them leak in"
         )

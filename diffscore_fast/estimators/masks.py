@@ -153,7 +153,7 @@ def _ratios(design: MaskDesign, keys: np.ndarray) -> tuple[np.ndarray, np.ndarra
     draw = np.arange(draws)
     if design.ratios == "grid":
         level = draw % (design.levels - 1)
-        return tuple(np.broadcast_to(row, (count, draws)) for row in (design.level_ratios[level], level))
+        return np.broadcast_to(design.level_ratios[level], (count, draws)), np.broadcast_to(level, (count, draws))
     grid_draws = np.broadcast_to(draw, (count, draws))
     numbers = uniforms(np.repeat(keys, draws), grid_draws.ravel(), np.zeros(count * draws, np.int64), _RATIO_STREAM)
     ratio = 1.0 - numbers.reshape(count, draws)  # (0, 1]

@@ -6,4 +6,12 @@ from diffscore_fast.ops.registry import AUTO
 
 OPERATIONS = (MASKED_LOGPROB, PREFIX_ATTENTION)
 
-__all__ = ["AUTO", "MASKED_LOGPROB", "OPERATIONS", "PREFIX_ATTENTION", "AttentionLayout", "masked_logprob", "prefix_attention"]
+__all__ = [
+    "AUTO",
+    "MASKED_LOGPROB",
+    "OPERATIONS",
+    "PREFIX_ATTENTION",
+    "AttentionLayout",
+    "masked_logprob",
+    "prefix_attention",
+]
