@@ -89,9 +89,7 @@ def masked_logprob(
     """
     size = _real_size(weight, targets, vocab_size)
     chosen = MASKED_LOGPROB.resolve(hidden.device, _wanted(hidden, implementation))
-    return chosen.function(
-        hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
-    )
+    return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
 
 
 def masked_logprob_statistics(

@@ -72,8 +72,10 @@ def prefix_attention(
 
     The reference alone is differentiable; "auto" takes it where a gradient is wanted.
     """
-    if implementation == AUTO and torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (query, key, value, prefix_key, prefix_value)
+    if (
+        implementation == AUTO
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in (query, key, value, prefix_key, prefix_value))
     ):
         implementation = "reference"
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
