@@ -24,21 +24,20 @@ class RowReader {
   int64_t stride() const { return stride_; }
   const float* floats(int64_t row) const { return reinterpret_cast<const float*>(data_) + row * stride_; }
 
-  // Writes row `row` to to[0], to[step], to[2 * step], ...
-  void read(int64_t row, float* to, int64_t step) const {
+  void read(int64_t row, float* to) const {
     const char* from = data_ + row * stride_ * size_;
     switch (type_) {
-      case at::kBFloat16: return copy(reinterpret_cast<const c10::BFloat16*>(from), to, step, 1.0f);
-      case at::kHalf: return copy(reinterpret_cast<const c10::Half*>(from), to, step, 1.0f);
-      case at::kChar: return copy(reinterpret_cast<const int8_t*>(from), to, step, scales_[row]);
-      default: return copy(reinterpret_cast<const float*>(from), to, step, 1.0f);
+      case at::kBFloat16: return copy(reinterpret_cast<const c10::BFloat16*>(from), to, 1.0f);
+      case at::kHalf: return copy(reinterpret_cast<const c10::Half*>(from), to, 1.0f);
+      case at::kChar: return copy(reinterpret_cast<const int8_t*>(from), to, scales_[row]);
+      default: return copy(reinterpret_cast<const float*>(from), to, 1.0f);
     }
   }
 
  private:
   template <class Stored>
-  void copy(const Stored* from, float* to, int64_t step, float scale) const {
-    for (int64_t k = 0; k < width_; ++k) to[k * step] = static_cast<float>(from[k]) * scale;
+  void copy(const Stored* from, float* to, float scale) const {
+    for (int64_t k = 0; k < width_; ++k) to[k] = static_cast<float>(from[k]) * scale;
   }
 
   const char* data_;

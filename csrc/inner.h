@@ -46,6 +46,11 @@ struct InnerKernels {
   // accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all.
   void (*attend)(float* c, int64_t rows, float first_key, const float* limits, float* maximum, float* sum,
                  float* accumulator, int64_t width, int vectors);
+
+  // panel[k][lane] = scale * rows[lane][k], and back: rows[lane][k] = scales[lane] * panel[k][lane] (null scales: 1).
+  // Both touch vectors * kVector lanes, so `rows` must have that many valid pointers.
+  void (*gather)(const float* const* rows, int64_t width, float scale, float* panel, int vectors);
+  void (*scatter)(const float* panel, int64_t width, const float* scales, float* const* rows, int vectors);
 };
 
 const InnerKernels& portable_kernels();

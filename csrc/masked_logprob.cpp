@@ -47,17 +47,24 @@ struct Partial {
       : maximum(size), sum(size), weighted(statistics ? size : 0), above(statistics ? size : 0) {}
 };
 
-void pack_hidden(const RowReader& hidden, const int64_t* rows, const Problem& problem, float* packed) {
+void pack_hidden(const InnerKernels& inner, const RowReader& hidden, const int64_t* rows, const Problem& problem,
+                 float* packed) {
   share_units(problem.panels, [&](const auto& claim) {
+    Scratch converted(hidden.is_float() ? 0 : kLanes * problem.depth), spare(problem.depth);
+    std::fill_n(spare.get(), problem.depth, 0.0f);
+    const float* from[kLanes];
     for (int64_t panel; claim(panel);) {
-      float* to = packed + panel * problem.depth * kLanes;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
-        if (lane < problem.lanes_in(panel)) {
-          hidden.read(rows[panel * kLanes + lane], to + lane, kLanes);
+        if (lane >= problem.lanes_in(panel)) {
+          from[lane] = spare.get();
+        } else if (hidden.is_float()) {
+          from[lane] = hidden.floats(rows[panel * kLanes + lane]);
         } else {
-          for (int64_t k = 0; k < problem.depth; ++k) to[k * kLanes + lane] = 0.0f;
+          from[lane] = converted.get() + lane * problem.depth;
+          hidden.read(rows[panel * kLanes + lane], converted.get() + lane * problem.depth);
         }
       }
+      inner.gather(from, problem.depth, 1.0f, packed + panel * problem.depth * kLanes, kLanes / kVector);
     }
   });
 }
@@ -84,7 +91,7 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
       const int lanes = problem.lanes_in(panel);
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const int64_t id = problem.targets[panel * kLanes + lane];
-        weight.read(id, row.get(), 1);
+        weight.read(id, row.get());
         tile_logits(inner, problem, row.get(), problem.depth, id, 1, packed + panel * problem.depth * kLanes,
                     vectors_for(lanes), tile.get());
         target[panel * kLanes + lane] = tile.get()[lane];
@@ -122,7 +129,7 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
           from = weight.floats(first);
           stride = weight.stride();
         } else {
-          for (int64_t r = 0; r < rows; ++r) weight.read(first + r, converted.get() + r * problem.depth, 1);
+          for (int64_t r = 0; r < rows; ++r) weight.read(first + r, converted.get() + r * problem.depth);
         }
         for (int64_t panel = first_panel; panel < last_panel; ++panel) {
           const int lanes = problem.lanes_in(panel), vectors = vectors_for(lanes);
@@ -247,7 +254,7 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   const int64_t padded = problem.panels * kLanes;
   Scratch packed(padded * problem.depth), target(padded);
   Partial partial(problem.splits * padded, statistics);
-  pack_hidden(RowReader(hidden), rows.const_data_ptr<int64_t>(), problem, packed.get());
+  pack_hidden(inner, RowReader(hidden), rows.const_data_ptr<int64_t>(), problem, packed.get());
   std::fill_n(target.get(), padded, 0.0f);
   if (statistics) target_logits(inner, problem, weight_rows, packed.get(), target.get());
   walk_vocabulary(inner, problem, weight_rows, packed.get(), target.get(), partial);

@@ -25,13 +25,16 @@ namespace {
 constexpr int64_t kTileKeys = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows of a [N, heads, width] tensor, float32, with the last dimension contiguous.
+constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes
+
+// Rows of one head or of a [N, heads, width] tensor, float32, with the last dimension contiguous.
 struct Heads {
   const float* data;
   int64_t row_stride, head_stride;
 
   explicit Heads(const at::Tensor& t)
       : data(t.const_data_ptr<float>()), row_stride(t.stride(0)), head_stride(t.stride(1)) {}
+  Heads(const float* data, int64_t row_stride) : data(data), row_stride(row_stride), head_stride(0) {}
   const float* at(int64_t row, int64_t head) const { return data + row * row_stride + head * head_stride; }
 };
 
@@ -41,8 +44,8 @@ struct Layout {
   int64_t windows, block;
 };
 
-// Up to kLanes queries, named by their rows, that see the same prefix.
-struct PrefixPanel {
+// Query rows that see the same prefix, in panels that one unit of work takes together.
+struct PrefixUnit {
   const int64_t* rows;
   int64_t count, start, length;
 };
@@ -56,91 +59,130 @@ struct Problem {
   float *maximum, *sum;         // [Q, heads]
 };
 
-// The running softmax of one panel of queries.
-struct Panel {
-  explicit Panel(int64_t width)
-      : query(width * kLanes), accumulator(width * kLanes), tile(kTileKeys * kLanes), maximum(kLanes), sum(kLanes),
-        limits(kLanes) {}
-  Scratch query, accumulator, tile, maximum, sum, limits;
+// Keys and values of one head, copied side by side. Rows of many heads lie a power of two times a small number apart,
+// so that a strided walk would meet few cache sets.
+class HeadCopy {
+ public:
+  void fill(const Problem& problem, const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
+    keys_.resize(rows * problem.width);
+    values_.resize(rows * problem.width);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(key.at(first + row, head / problem.group), problem.width, keys_.data() + row * problem.width);
+      std::copy_n(value.at(first + row, head / problem.group), problem.width, values_.data() + row * problem.width);
+    }
+    width_ = problem.width;
+  }
+  const float* key(int64_t row) const { return keys_.data() + row * width_; }
+  const float* value(int64_t row) const { return values_.data() + row * width_; }
+
+ private:
+  std::vector<float> keys_, values_;
+  int64_t width_ = 0;
 };
 
-void load_queries(const Problem& problem, const int64_t* rows, int64_t count, int64_t head, Panel& panel) {
-  float* query = panel.query.get();
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    if (lane < count) {
-      const float* from = problem.query.at(rows[lane], head);
-      for (int64_t k = 0; k < problem.width; ++k) query[k * kLanes + lane] = from[k] * problem.scale;
-    } else {
-      for (int64_t k = 0; k < problem.width; ++k) query[k * kLanes + lane] = 0.0f;
+// The running softmax of up to kLanes queries of one head.
+class Panel {
+ public:
+  Panel(const InnerKernels& inner, const Problem& problem)
+      : inner_(inner), problem_(problem), query_(problem.width * kLanes), accumulator_(problem.width * kLanes),
+        tile_(kTileKeys * kLanes), maximum_(kLanes), sum_(kLanes), limits_(kLanes), spare_(problem.width) {
+    std::fill_n(spare_.get(), problem.width, 0.0f);
+  }
+
+  // Takes queries rows[0] .. rows[count - 1], which have seen nothing.
+  void start(const int64_t* rows, int64_t count, int64_t head) {
+    rows_ = rows;
+    count_ = count;
+    head_ = head;
+    vectors_ = vectors_for(count);
+    const float* from[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      from[lane] = lane < count ? problem_.query.at(rows[lane], head) : spare_.get();
+    inner_.gather(from, problem_.width, problem_.scale, query_.get(), vectors_);
+    std::fill_n(maximum_.get(), kLanes, -kInfinity);
+    std::fill_n(sum_.get(), kLanes, 0.0f);
+    std::fill_n(accumulator_.get(), problem_.width * kLanes, 0.0f);
+  }
+
+  // Goes on from what `store_state` left.
+  void load_state() {
+    const float* from[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      from[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
+      if (lane < count_) {
+        maximum_.get()[lane] = problem_.maximum[place(lane)];
+        sum_.get()[lane] = problem_.sum[place(lane)];
+      }
+    }
+    inner_.gather(from, problem_.width, 1.0f, accumulator_.get(), vectors_);
+  }
+
+  // Block-causal: a query at place p sees its window's keys below (p // block + 1) * block.
+  void limit_to_blocks(const Layout& layout, int64_t first_row_of_window) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t row = rows_[std::min(lane, count_ - 1)];
+      const int64_t at = layout.query_places ? layout.query_places[row] : row - first_row_of_window;
+      limits_.get()[lane] = static_cast<float>((at / layout.block + 1) * layout.block);
     }
   }
-}
 
-void start_empty(const Problem& problem, Panel& panel) {
-  std::fill_n(panel.maximum.get(), kLanes, -kInfinity);
-  std::fill_n(panel.sum.get(), kLanes, 0.0f);
-  std::fill_n(panel.accumulator.get(), problem.width * kLanes, 0.0f);
-}
-
-void load_state(const Problem& problem, const int64_t* rows, int64_t count, int64_t head, Panel& panel) {
-  start_empty(problem, panel);
-  for (int64_t lane = 0; lane < count; ++lane) {
-    const int64_t at = rows[lane] * problem.heads + head;
-    panel.maximum.get()[lane] = problem.maximum[at];
-    panel.sum.get()[lane] = problem.sum[at];
-    const float* from = problem.state + at * problem.width;
-    for (int64_t k = 0; k < problem.width; ++k) panel.accumulator.get()[k * kLanes + lane] = from[k];
+  void attend(const HeadCopy& copy, int64_t length, bool limited) {
+    for (int64_t at = 0; at < length; at += kTileKeys) {
+      const int64_t keys = std::min(kTileKeys, length - at), width = problem_.width;
+      inner_.product(copy.key(at), width, 1, keys, width, query_.get(), tile_.get(), false, vectors_);
+      inner_.attend(tile_.get(), keys, static_cast<float>(at), limited ? limits_.get() : nullptr, maximum_.get(),
+                    sum_.get(), accumulator_.get(), width, vectors_);
+      inner_.product(copy.value(at), 1, width, width, keys, tile_.get(), accumulator_.get(), true, vectors_);
+    }
   }
-}
 
-void store_state(const Problem& problem, const int64_t* rows, int64_t count, int64_t head, const Panel& panel) {
-  for (int64_t lane = 0; lane < count; ++lane) {
-    const int64_t at = rows[lane] * problem.heads + head;
-    problem.maximum[at] = panel.maximum.get()[lane];
-    problem.sum[at] = panel.sum.get()[lane];
-    float* to = problem.state + at * problem.width;
-    for (int64_t k = 0; k < problem.width; ++k) to[k] = panel.accumulator.get()[k * kLanes + lane];
+  void store_state() {
+    for (int64_t lane = 0; lane < count_; ++lane) {
+      problem_.maximum[place(lane)] = maximum_.get()[lane];
+      problem_.sum[place(lane)] = sum_.get()[lane];
+    }
+    store(nullptr);
   }
-}
 
-void store_result(const Problem& problem, const int64_t* rows, int64_t count, int64_t head, const Panel& panel) {
-  for (int64_t lane = 0; lane < count; ++lane) {
-    float* to = problem.state + (rows[lane] * problem.heads + head) * problem.width;
-    // A query that sees no key has sum 0 and accumulator 0; its result is 0, as the reference's.
-    const float sum = panel.sum.get()[lane];
-    const float share = sum == 0.0f ? 0.0f : 1.0f / sum;
-    for (int64_t k = 0; k < problem.width; ++k) to[k] = panel.accumulator.get()[k * kLanes + lane] * share;
+  // A query that has seen no key has sum 0 and accumulator 0; its result is 0, as the reference's.
+  void store_result() {
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      sum_.get()[lane] = sum_.get()[lane] == 0.0f ? 0.0f : 1.0f / sum_.get()[lane];
+    store(sum_.get());
   }
-}
 
-void attend_to(const InnerKernels& inner, const Problem& problem, const Heads& key, const Heads& value, int64_t first,
-               int64_t length, int64_t head, const float* limits, int vectors, Panel& panel) {
-  const int64_t shared_head = head / problem.group;
-  float* tile = panel.tile.get();
-  for (int64_t at = 0; at < length; at += kTileKeys) {
-    const int64_t keys = std::min(kTileKeys, length - at);
-    inner.product(key.at(first + at, shared_head), key.row_stride, 1, keys, problem.width, panel.query.get(), tile,
-                  false, vectors);
-    inner.attend(tile, keys, static_cast<float>(at), limits, panel.maximum.get(), panel.sum.get(),
-                 panel.accumulator.get(), problem.width, vectors);
-    inner.product(value.at(first + at, shared_head), 1, value.row_stride, problem.width, keys, tile,
-                  panel.accumulator.get(), true, vectors);
+ private:
+  int64_t place(int64_t lane) const { return rows_[lane] * problem_.heads + head_; }
+
+  void store(const float* scales) {
+    float* to[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      to[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
+    inner_.scatter(accumulator_.get(), problem_.width, scales, to, vectors_);
   }
-}
 
-void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::vector<PrefixPanel>& panels) {
-  const int64_t count = static_cast<int64_t>(panels.size());
-  // Panels vary fastest: a thread stays with one head's keys and values, which then stay in its cache.
+  const InnerKernels& inner_;
+  const Problem& problem_;
+  Scratch query_, accumulator_, tile_, maximum_, sum_, limits_, spare_;
+  const int64_t* rows_ = nullptr;
+  int64_t count_ = 0, head_ = 0;
+  int vectors_ = 0;
+};
+
+void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::vector<PrefixUnit>& units) {
+  const int64_t count = static_cast<int64_t>(units.size());
   share_units(count * problem.heads, [&](const auto& claim) {
-    Panel panel(problem.width);
-    for (int64_t unit; claim(unit);) {
-      const PrefixPanel& own = panels[unit % count];
-      const int64_t head = unit / count;
-      load_queries(problem, own.rows, own.count, head, panel);
-      start_empty(problem, panel);
-      attend_to(inner, problem, problem.prefix_key, problem.prefix_value, own.start, own.length, head, nullptr,
-                vectors_for(own.count), panel);
-      store_state(problem, own.rows, own.count, head, panel);
+    Panel panel(inner, problem);
+    HeadCopy copy;
+    for (int64_t index; claim(index);) {
+      const PrefixUnit& unit = units[index / problem.heads];  // heads vary fastest: a unit's query rows stay in cache
+      const int64_t head = index % problem.heads;
+      copy.fill(problem, problem.prefix_key, problem.prefix_value, unit.start, unit.length, head);
+      for (int64_t first = 0; first < unit.count; first += kLanes) {
+        panel.start(unit.rows + first, std::min(kLanes, unit.count - first), head);
+        panel.attend(copy, unit.length, false);
+        panel.store_state();
+      }
     }
   });
 }
@@ -148,58 +190,49 @@ void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::
 void window_stage(const InnerKernels& inner, const Problem& problem) {
   const Layout& layout = problem.layout;
   share_units(layout.windows, [&](const auto& claim) {
-    Panel panel(problem.width);
+    Panel panel(inner, problem);
+    HeadCopy copy;
     int64_t rows[kLanes];
     for (int64_t window; claim(window);) {
       const int64_t first_key = layout.key_offsets[window], keys = layout.key_offsets[window + 1] - first_key;
-      const int64_t end = layout.query_offsets[window + 1];
+      const int64_t begin = layout.query_offsets[window], end = layout.query_offsets[window + 1];
+      if (begin == end) continue;
       for (int64_t head = 0; head < problem.heads; ++head) {
-        for (int64_t first = layout.query_offsets[window]; first < end; first += kLanes) {
+        copy.fill(problem, problem.key, problem.value, first_key, keys, head);
+        for (int64_t first = begin; first < end; first += kLanes) {
           const int64_t count = std::min(kLanes, end - first);
           for (int64_t lane = 0; lane < count; ++lane) rows[lane] = first + lane;
-          load_queries(problem, rows, count, head, panel);
-          if (layout.prefix_lengths[window] > 0) {
-            load_state(problem, rows, count, head, panel);
-          } else {
-            start_empty(problem, panel);
-          }
-          if (layout.block > 0) {
-            for (int64_t lane = 0; lane < kLanes; ++lane) {
-              const int64_t row = first + std::min(lane, count - 1);
-              const int64_t place =
-                  layout.query_places ? layout.query_places[row] : row - layout.query_offsets[window];
-              panel.limits.get()[lane] = static_cast<float>((place / layout.block + 1) * layout.block);
-            }
-          }
-          attend_to(inner, problem, problem.key, problem.value, first_key, keys, head,
-                    layout.block > 0 ? panel.limits.get() : nullptr, vectors_for(count), panel);
-          store_result(problem, rows, count, head, panel);
+          panel.start(rows, count, head);
+          if (layout.prefix_lengths[window] > 0) panel.load_state();
+          if (layout.block > 0) panel.limit_to_blocks(layout, begin);
+          panel.attend(copy, keys, layout.block > 0);
+          panel.store_result();
         }
       }
     }
   });
 }
 
-// Panels of stage one. `rows` keeps the query rows, group after group, that the panels point into.
-std::vector<PrefixPanel> prefix_panels(const Layout& layout, std::vector<int64_t>& rows) {
+// The work of stage one. `rows` keeps the query rows, prefix after prefix, that the units point into.
+std::vector<PrefixUnit> prefix_units(const Layout& layout, std::vector<int64_t>& rows) {
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> windows_of;
   for (int64_t window = 0; window < layout.windows; ++window) {
     if (layout.prefix_lengths[window] > 0)
       windows_of[{layout.prefix_starts[window], layout.prefix_lengths[window]}].push_back(window);
   }
-  rows.reserve(layout.query_offsets[layout.windows] + 1);  // panels keep pointers: it must not grow
-  std::vector<PrefixPanel> panels;
+  rows.reserve(layout.query_offsets[layout.windows] + 1);  // units keep pointers: it must not grow
+  std::vector<PrefixUnit> units;
   for (const auto& [prefix, windows] : windows_of) {
     const int64_t begin = static_cast<int64_t>(rows.size());
     for (const int64_t window : windows) {
       for (int64_t row = layout.query_offsets[window]; row < layout.query_offsets[window + 1]; ++row)
         rows.push_back(row);
     }
-    const int64_t end = static_cast<int64_t>(rows.size());
-    for (int64_t at = begin; at < end; at += kLanes)
-      panels.push_back({rows.data() + at, std::min(kLanes, end - at), prefix.first, prefix.second});
+    const int64_t end = static_cast<int64_t>(rows.size()), step = kPanelsAtOnce * kLanes;
+    for (int64_t at = begin; at < end; at += step)
+      units.push_back({rows.data() + at, std::min(step, end - at), prefix.first, prefix.second});
   }
-  return panels;
+  return units;
 }
 
 void check_offsets(const at::Tensor& offsets, int64_t windows, int64_t rows, const char* name) {
@@ -264,9 +297,9 @@ at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, cons
   const Problem problem{Heads(q), Heads(k), Heads(v), Heads(pk), Heads(pv), layout, heads, heads / k.size(1), width,
                         1.0f / std::sqrt(static_cast<float>(width)), out.data_ptr<float>(), maximum.get(), sum.get()};
   std::vector<int64_t> rows;
-  const std::vector<PrefixPanel> panels = prefix_panels(layout, rows);
+  const std::vector<PrefixUnit> units = prefix_units(layout, rows);
   const InnerKernels& inner = inner_kernels();
-  prefix_stage(inner, problem, panels);
+  prefix_stage(inner, problem, units);
   window_stage(inner, problem);
   return out.to(query.scalar_type());
 }
