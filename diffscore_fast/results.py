@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from diffscore_fast.engine.ragged import offsets_of
 
 if TYPE_CHECKING:
     import pandas
@@ -91,6 +93,19 @@ class TokenScores:
     log_probs: np.ndarray
     counts: np.ndarray
 
+    @staticmethod
+    def none(rows: int) -> TokenScores:
+        """For rows without a token."""
+        nothing = np.zeros(0, np.int64)
+        return TokenScores(np.zeros(rows + 1, np.int64), np.zeros((0, 2), np.int32), np.zeros(0), nothing)
+
+    @staticmethod
+    def join(parts: list[TokenScores]) -> TokenScores:
+        """Those of consecutive rows as one."""
+        offsets = offsets_of(np.concatenate([np.diff(part.offsets) for part in parts]))
+        columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("spans", "log_probs", "counts"))
+        return TokenScores(offsets, *columns)
+
 
 @dataclass(frozen=True)
 class ScoreTable:
@@ -134,6 +149,17 @@ class ScoreTable:
 
     def __len__(self) -> int:
         return len(self.status)
+
+    @staticmethod
+    def join(tables: list[ScoreTable]) -> ScoreTable:
+        """Consecutive tables of one signature as one."""
+        columns: dict[str, Any] = {}
+        for name in ("scores", "stderr", "num_tokens", "truncated_tokens", "profile"):
+            columns[name] = np.concatenate([getattr(table, name) for table in tables])
+        for name in ("status", "messages"):
+            columns[name] = [item for table in tables for item in getattr(table, name)]
+        tokens = [table.tokens for table in tables if table.tokens is not None]
+        return replace(tables[0], **columns, tokens=TokenScores.join(tokens) if tokens else None)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A DataFrame with the columns score, stderr, tokens, status (needs pandas)."""

@@ -206,7 +206,7 @@ class DiffScorer:
         self.spec.pattern(config.attention)
         sources = _checked_columns(config, sources, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
-        return _joined(tables) if tables else self._score_rows([], [], [], [], config, None)
+        return ScoreTable.join(tables) if tables else self._score_rows([], [], [], [], config, None)
 
     def score_batches(self, rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]], config: ScoreConfig,
                       progress: Callable[[int], None] | None = None) -> Iterator[ScoreTable]:  # fmt: skip
@@ -284,7 +284,7 @@ class DiffScorer:
             profile_ratios=design.level_ratios,
             kind="difference" if config.direction == "pmi" else config.reconstruction.kind,
             signature=self.signature(config),
-            tokens=tokens or (_no_tokens(count) if config.token_scores else None),
+            tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
         )
 
     def signature(self, config: ScoreConfig) -> Signature:
@@ -396,10 +396,6 @@ def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.na
     return out
 
 
-def _no_tokens(count: int) -> TokenScores:
-    return TokenScores(np.zeros(count + 1, np.int64), np.zeros((0, 2), np.int32), np.zeros(0), np.zeros(0, np.int64))
-
-
 def _token_scores(config: ScoreConfig, before: TokenScores | None, result: ReconstructionResult,
                   targets: list[Encoded], rows: list[int], count: int) -> TokenScores:  # fmt: skip
     """Token scores of a pass; pmi's are differences, bidirectional's those of its conditional part."""
@@ -412,26 +408,3 @@ def _token_scores(config: ScoreConfig, before: TokenScores | None, result: Recon
     lengths[rows] = [len(item.ids) for item in targets]
     spans = np.concatenate([item.spans for item in targets])
     return TokenScores(offsets_of(lengths), spans, result.token_log_probs, result.token_counts)
-
-
-def _joined(tables: list[ScoreTable]) -> ScoreTable:
-    """Consecutive tables as one."""
-    if len(tables) == 1:
-        return tables[0]
-
-    def stack(name: str) -> np.ndarray:
-        return np.concatenate([getattr(table, name) for table in tables])
-
-    tokens = None
-    if tables[0].tokens is not None:
-        parts = [table.tokens for table in tables if table.tokens is not None]
-        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-        tokens = TokenScores(offsets_of(lengths), *(np.concatenate([getattr(part, name) for part in parts])
-                                                    for name in ("spans", "log_probs", "counts")))  # fmt: skip
-    return ScoreTable(
-        scores=stack("scores"), stderr=stack("stderr"), num_tokens=stack("num_tokens"),
-        status=[state for table in tables for state in table.status],
-        messages=[message for table in tables for message in table.messages],
-        truncated_tokens=stack("truncated_tokens"), profile=stack("profile"), profile_ratios=tables[0].profile_ratios, kind=tables[0].kind,
-        signature=tables[0].signature, tokens=tokens,
-    )  # fmt: skip

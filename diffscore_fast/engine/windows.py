@@ -195,8 +195,11 @@ def _prefixes(
     # With `prefix` all windows of a context see all of it; with `block` the longest view holds the others.
     owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence
     owners, owner_index, owner_of = np.unique(owner, return_index=True, return_inverse=True)
+    # A clean block is computed whole even where a logit shift moves its last token into the window: what a row of
+    # it holds must not depend on which other blocks are asked for.
+    block = attention.block_size if attention.name == "block" else 1
     longest = np.zeros(len(owners), dtype=np.int64)
-    np.maximum.at(longest, owner_of, first)
+    np.maximum.at(longest, owner_of, (first + block - 1) // block * block)
     kept: dict[bytes, int] = {}
     pieces: list[np.ndarray] = []
     slot = np.full(len(owners), -1, dtype=np.int64)
