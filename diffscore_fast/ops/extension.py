@@ -48,8 +48,9 @@ def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-
 
 def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-def]
     hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
+    excluded_ids, vocab_size, logit_scale, soft_cap = ctx.options
     grads = logit_gradients(
-        hidden, weight, bias, targets, rows, *ctx.options, weight_scale,
+        hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale,
         log_sum_exp=log_sum_exp, grad_log_prob=grad_log_prob, grad_log_sum_exp=grad_log_sum_exp,
         wanted=ctx.needs_input_grad[:3],
     )  # fmt: skip
