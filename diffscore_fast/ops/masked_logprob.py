@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
 
 ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
 
@@ -189,14 +191,37 @@ def _cpu_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments)
 
 
+def _triton_inputs(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """The arguments less `weight_scale`: 8-bit rows are spread out first, in the type of the hidden states."""
+    weight_scale = arguments[-1]
+    if weight_scale is not None:
+        weight = (weight.float() * weight_scale[:, None].float()).to(hidden.dtype)
+    elif weight.dtype != hidden.dtype:
+        raise ImplementationError(f"masked_logprob: 'triton' needs one type; got {hidden.dtype} and {weight.dtype}")
+    return (hidden, weight, *arguments[:-1])
+
+
+def _triton(*arguments: Any) -> Tensor:
+    return kernels("masked_logprob").MaskedLogprob.apply(*_triton_inputs(*arguments))
+
+
+def _triton_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return kernels("masked_logprob").run(*_triton_inputs(*arguments), statistics=True)
+
+
 MASKED_LOGPROB = Operation(
     "masked_logprob",
-    [Implementation("cpu", _cpu, cpu_unavailable), Implementation("reference", _reference, anywhere)],
+    [
+        Implementation("cpu", _cpu, cpu_unavailable),
+        Implementation("triton", _triton, triton_unavailable),
+        Implementation("reference", _reference, anywhere),
+    ],
 )
 MASKED_LOGPROB_STATISTICS = Operation(
     "masked_logprob_statistics",
     [
         Implementation("cpu", _cpu_statistics, cpu_unavailable),
+        Implementation("triton", _triton_statistics, triton_unavailable),
         Implementation("reference", _reference_statistics, anywhere),
     ],
 )

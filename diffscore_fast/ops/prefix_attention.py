@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
 
 SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
 
@@ -162,7 +163,20 @@ def _cpu(
     )
 
 
+def _triton(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> Tensor:
+    return kernels("prefix_attention").run(
+        query, key, value, prefix_key, prefix_value, layout.key_offsets, layout.query_offsets, layout.prefix_starts,
+        layout.prefix_lengths, layout.query_places, layout.block,
+    )  # fmt: skip
+
+
 PREFIX_ATTENTION = Operation(
     "prefix_attention",
-    [Implementation("cpu", _cpu, cpu_unavailable), Implementation("reference", _reference, anywhere)],
+    [
+        Implementation("cpu", _cpu, cpu_unavailable),
+        Implementation("triton", _triton, triton_unavailable),
+        Implementation("reference", _reference, anywhere),
+    ],
 )

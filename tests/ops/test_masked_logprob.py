@@ -39,6 +39,12 @@ def problem(rows: int, width: int, size: int, dtype: torch.dtype = torch.float32
     return hidden, weight, bias, targets
 
 
+def spread_out(matrix: Tensor) -> Tensor:
+    """The same numbers with rows 2^30 apart, so that the third lies beyond 2^31. Only the pages touched take memory."""
+    far = torch.empty((len(matrix) - 1) * 2**30 + matrix.shape[1]).as_strided(matrix.shape, (2**30, 1))
+    return far.copy_(matrix)
+
+
 def exact(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     logits = hidden.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     return torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
@@ -208,6 +214,14 @@ def test_an_implementation_asked_for_by_name_runs_or_raises():
     with pytest.raises(ImplementationError, match="no implementation 'nonsense'"):
         masked_logprob(hidden, weight, bias, targets, implementation="nonsense")
     assert "CPU" in str(MASKED_LOGPROB.implementations["cpu"].unavailable(torch.device("cuda")))
+
+
+@needs_extension
+def test_offsets_beyond_31_bits():
+    hidden, weight, bias, targets = problem(3, 16, 3)
+    want = masked_logprob(hidden, weight, bias, targets, implementation="cpu")
+    far = masked_logprob(spread_out(hidden), spread_out(weight), bias, targets, implementation="cpu")
+    assert torch.equal(far, want)
 
 
 @needs_extension
