@@ -44,7 +44,8 @@ def test_statuses_of_the_readme_are_those_there_are():
 def test_docstring_examples_run():
     import doctest
 
-    from diffscore_fast import scorer
+    from diffscore_fast import bounds, scorer
 
-    outcome = doctest.testmod(scorer)
-    assert outcome.attempted >= 3 and outcome.failed == 0
+    for module in (scorer, bounds):
+        outcome = doctest.testmod(module)
+        assert outcome.attempted >= 3 and outcome.failed == 0

@@ -172,7 +172,7 @@ class FileRun:
             taken = sorted(self._added & present.keys())
             if taken:
                 raise InputError(
-                    f"{self._reader.path} already has the field {', '.join(taken)}; give --output-prefix to add others, "
+                    f"{self._reader.path} already has the field {', '.join(taken)}; add others with --output-prefix, "
                     "such as --output-prefix diffscore_"
                 )
         return chain(head, records)
