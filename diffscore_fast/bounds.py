@@ -114,7 +114,7 @@ class LikelihoodBounds:
     --------
     >>> bounds = LikelihoodBounds("mini", block_size=4)
     >>> table = bounds.exact(["The cat sat on the mat."])
-    >>> bool(table.exact[0] < 0) and table.lower[0] == table.upper[0]
+    >>> bool(table.lower[0] == table.exact[0] == table.upper[0])
     True
     """
 
