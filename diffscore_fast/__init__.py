@@ -1,1 +1,24 @@
-"""Score text with masked-diffusion language models."""
+"""Score text with masked-diffusion language models.
+
+>>> from diffscore_fast import DiffScorer
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from diffscore_fast.version import __version__
+
+if TYPE_CHECKING:
+    from diffscore_fast.scorer import DiffScorer
+
+__all__ = ["DiffScorer", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    # Importing torch takes seconds; `diffscore --help` and version checks should not.
+    if name == "DiffScorer":
+        from diffscore_fast.scorer import DiffScorer
+
+        return DiffScorer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
+from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.errors import CheckpointError
 
 # transformers' `BertForMaskedLM` also saves these copies of tied or derived tensors; they carry nothing of their own.
@@ -68,7 +68,7 @@ class BertBackbone(nn.Module):
     def attention_inputs(
         self, layer: int, hidden: Tensor, positions: Tensor, query_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        projection, size = self.layers[layer].qkv, self.spec.hidden_size
+        projection, size = self._layer(layer).qkv, self.spec.hidden_size
         if query_rows is None:
             query, key, value = self._heads(projection(hidden)).split(self.spec.num_heads, dim=1)
             return query, key, value
@@ -77,24 +77,29 @@ class BertBackbone(nn.Module):
         return self._heads(query), key, value
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        projection, size = self.layers[layer].qkv, self.spec.hidden_size
+        projection, size = self._layer(layer).qkv, self.spec.hidden_size
         both = functional.linear(hidden, projection.weight[size:], projection.bias[size:])
         key, value = self._heads(both).split(self.spec.num_heads, dim=1)
         return key, value
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        block = self.layers[layer]
+        block = self._layer(layer)
         hidden = block.attention_norm(hidden + block.out(attended.flatten(1)))
         return block.output_norm(hidden + block.down(functional.gelu(block.up(hidden))))
 
     def head_transform(self, hidden: Tensor) -> Tensor:
         return self.transform_norm(functional.gelu(self.transform(hidden)))
 
+    def _layer(self, index: int) -> BertLayer:
+        layer = self.layers[index]
+        assert isinstance(layer, BertLayer)
+        return layer
+
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(projected.shape[0], -1, self.spec.head_dim)
 
 
-def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], default_pattern: str,
+def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], default_pattern: PatternName,
                mask_id: int, start_id: int) -> BertBackbone:  # fmt: skip
     """An untrained network of the shape that `config` (transformers' BERT config.json) states."""
     if config.get("hidden_act", "gelu") != "gelu":

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from diffscore_fast.backbones.bert import BertBackbone, build_bert, load_state
-from diffscore_fast.backbones.spec import PatternSpec
+from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.text.tokenizer import TextTokenizer
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> dict:
     return config
 
 
-def read_patterns(config: dict) -> tuple[dict[str, PatternSpec], str]:
+def read_patterns(config: dict) -> tuple[dict[str, PatternSpec], PatternName]:
     """The attention patterns that config.json states, and the default one.
 
     A model from elsewhere states none: it was trained with `full` alone.
@@ -111,5 +111,3 @@ def default_dtype(device: str | torch.device) -> torch.dtype:
     capabilities = torch.backends.cpu.get_cpu_capability()
     native = "AVX512" in capabilities and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return torch.bfloat16 if native else torch.float32
-
-

@@ -110,9 +110,18 @@ class Backbone(Protocol):
     `head_transform` and meet `vocabulary_weight` in `ops.masked_logprob`.
     """
 
-    spec: BackboneSpec
-    vocabulary_weight: Tensor  # [V, D]
-    vocabulary_bias: Tensor | None  # [V]
+    @property
+    def spec(self) -> BackboneSpec: ...
+
+    @property
+    def vocabulary_weight(self) -> Tensor:
+        """Vocabulary projection [V, D]."""
+        ...
+
+    @property
+    def vocabulary_bias(self) -> Tensor | None:
+        """Its bias [V], if it has one."""
+        ...
 
     @property
     def device(self) -> torch.device: ...

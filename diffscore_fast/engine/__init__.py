@@ -1,0 +1,1 @@
+"""Windows over shared prefixes: composed, deduplicated, packed and evaluated."""

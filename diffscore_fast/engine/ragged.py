@@ -1,0 +1,37 @@
+"""Ragged arrays as (flat values, offsets): the few index tricks that planning needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """int64 offsets [n + 1] of segments with these lengths laid end to end."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def segment_ids(lengths: np.ndarray) -> np.ndarray:
+    """For each element of segments laid end to end, the index of its segment."""
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def places_in(lengths: np.ndarray) -> np.ndarray:
+    """For each element of segments laid end to end, its place within its segment."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def take_segments(offsets: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Flat indices of the elements of the chosen segments, in the order chosen."""
+    lengths = (offsets[1:] - offsets[:-1])[chosen]
+    return np.repeat(offsets[:-1][chosen], lengths) + places_in(lengths)
+
+
+def concatenate(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """int32 token arrays to (flat values, offsets)."""
+    offsets = offsets_of(np.array([len(item) for item in arrays], dtype=np.int64))
+    flat = np.concatenate(arrays) if len(arrays) else np.zeros(0, dtype=np.int32)
+    return flat.astype(np.int32, copy=False), offsets

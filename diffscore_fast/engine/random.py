@@ -1,0 +1,52 @@
+"""Counter-based random numbers: each is a function of (seed, target tokens, draw, token), and of nothing else.
+
+Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Ten rounds of Philox 4x32: uint32 counters [N, 4] and keys [N, 2] to uint32 numbers [N, 4]."""
+    c0, c1, c2, c3 = (counters[:, i].astype(np.uint64) for i in range(4))
+    k0, k1 = (keys[:, i].astype(np.uint64) for i in range(2))
+    for _ in range(10):
+        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (product1 >> _HALF) ^ c1 ^ k0, product1 & _LOW, (product0 >> _HALF) ^ c3 ^ k1, product0 & _LOW
+        k0, k1 = (k0 + np.uint64(_WEYL[0])) & _LOW, (k1 + np.uint64(_WEYL[1])) & _LOW
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def uniforms(keys: np.ndarray, draws: np.ndarray, tokens: np.ndarray, stream: int) -> np.ndarray:
+    """Uniform float64 numbers in [0, 1), one for each (key, draw, token); 53 random bits each.
+
+    Parameters
+    ----------
+    keys : uint64 [N]
+        From `target_key`.
+    draws, tokens : integer [N]
+        Index of the draw, and of the token in its target (0 for numbers that belong to the whole draw).
+    stream : int
+        Separates uses that must not share numbers.
+    """
+    counters = np.zeros((len(keys), 4), dtype=np.uint32)
+    counters[:, 0], counters[:, 1], counters[:, 2] = tokens, draws, stream
+    halves = np.stack([keys & _LOW, keys >> _HALF], axis=1).astype(np.uint32)
+    words = philox(counters, halves).astype(np.uint64)
+    return (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(11)) * 2.0**-53
+
+
+def target_key(seed: int, target_ids: np.ndarray) -> int:
+    """64-bit key of a target under a seed. The context has no part in it: directions and systems share masks."""
+    digest = hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=8)
+    digest.update(np.ascontiguousarray(target_ids, dtype="<i4").tobytes())
+    return int.from_bytes(digest.digest(), "little")

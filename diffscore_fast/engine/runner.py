@@ -1,0 +1,200 @@
+"""The runner: plans in, log-probabilities of their masked tokens out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffscore_fast import ops
+from diffscore_fast.backbones.spec import Backbone
+from diffscore_fast.engine.cache import PrefixCache
+from diffscore_fast.engine.packing import distinct_windows, pack_windows
+from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
+from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose
+
+DEFAULT_TOKEN_BUDGET = 4096
+DEFAULT_CACHE_BYTES = 512 << 20
+
+Result = TypeVar("Result", covariant=True)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One round of an estimator: its plan, and the log-probability of every masked token in the plan's order."""
+
+    plan: MaskPlan
+    log_probs: np.ndarray  # float32 [number of masked tokens]
+
+
+class Estimator(Protocol, Generic[Result]):
+    """A plan in front of the model and a reduction behind it. It knows no model and no tokenizer."""
+
+    def plan(self, observed: list[Observation]) -> MaskPlan | None:
+        """The next round's plan, given the rounds so far; None when there is nothing more to evaluate."""
+        ...
+
+    def reduce(self, observed: list[Observation]) -> Result:
+        """What the rounds amount to."""
+        ...
+
+
+class Runner:
+    """Evaluates plans with one backbone.
+
+    Parameters
+    ----------
+    backbone : Backbone
+    token_budget : int
+        Most window tokens evaluated at once. It bounds memory and changes no score.
+    cache_bytes : int
+        Size of the prefix cache.
+    implementation : str
+        Implementation of every operation: "auto", or one name.
+    """
+
+    def __init__(self, backbone: Backbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
+                 cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = ops.AUTO) -> None:  # fmt: skip
+        self.backbone = backbone
+        self.token_budget = token_budget
+        self.implementation = implementation
+        self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
+        self._lock = threading.Lock()  # the cache is one run's at a time
+
+    @property
+    def implementations(self) -> str:
+        """The implementation each operation resolves to: one name where all agree, else `operation=name` pairs."""
+        names = {item.name: item.resolve(self.backbone.device, self.implementation).name for item in ops.OPERATIONS}
+        if len(set(names.values())) == 1:
+            return next(iter(names.values()))
+        return ",".join(f"{operation}={name}" for operation, name in names.items())
+
+    def evaluate(self, estimator: Estimator[Result], sequences: Sequences, attention: Attention,
+                 progress: Callable[[int], None] | None = None) -> Result:  # fmt: skip
+        """Run an estimator's rounds and reduce them. `progress` is told of window tokens as they are done."""
+        observed: list[Observation] = []
+        while (plan := estimator.plan(observed)) is not None:
+            prefixes, windows = compose(self.backbone.spec, attention, sequences, plan)
+            observed.append(Observation(plan, self.run(prefixes, windows, attention, progress)))
+        return estimator.reduce(observed)
+
+    def run(self, prefixes: Prefixes, windows: Windows, attention: Attention,
+            progress: Callable[[int], None] | None = None) -> np.ndarray:  # fmt: skip
+        """Log-probability float32 [M] of every target of the windows. Equal windows are evaluated once."""
+        first, representative = distinct_windows(windows)
+        wanted_counts = np.diff(windows.wanted_offsets)
+        asked = first[wanted_counts[first] > 0]
+        out = np.zeros(len(windows.wanted), dtype=np.float32)
+        waves = pack_windows(
+            windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
+            self._cache.capacity_rows,
+        )  # fmt: skip
+        with self._lock, torch.inference_mode():
+            try:
+                for used, packs in waves:
+                    starts = self._fill_cache(prefixes, used, attention)
+                    for pack in packs:
+                        chosen = asked[pack]
+                        values = self._window_log_probs(windows, chosen, starts, attention)
+                        out[take_segments(windows.wanted_offsets, chosen)] = values
+                        if progress is not None:
+                            progress(int(windows.lengths[chosen].sum()))
+            except BaseException:
+                self._cache.forget()  # reserved rows may not have been written
+                raise
+        # Every window takes its representative's values; representatives take their own.
+        return out[take_segments(windows.wanted_offsets, first[representative])]
+
+    def _fill_cache(self, prefixes: Prefixes, used: np.ndarray, attention: Attention) -> np.ndarray:
+        """Compute the prefixes that are not cached; int64 [P + 1] arena row of each, by prefix index (last: none)."""
+        starts = np.zeros(len(prefixes.keys) + 1, dtype=np.int64)
+        lengths = prefixes.lengths[used]
+        starts[used], missing = self._cache.reserve([prefixes.keys[i] for i in used], lengths)
+        pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
+        block = attention.block_size if attention.name == "block" else 0
+        for _, packs in pack_windows(np.zeros(len(missing), np.int64), lengths[missing], np.zeros(1, np.int64),
+                                     self.token_budget, 1):  # fmt: skip
+            for pack in packs:
+                chosen = used[missing[pack]]
+                sizes = prefixes.lengths[chosen]
+                tokens = prefixes.tokens[take_segments(prefixes.offsets, chosen)]
+                rows = np.repeat(starts[chosen], sizes) + places_in(sizes)
+                hidden, positions = self._embed(tokens, places_in(sizes), pattern.prefix_type)
+                offsets = offsets_of(sizes)
+                nothing = np.zeros(len(chosen), dtype=np.int64)
+                layout = ops.AttentionLayout(offsets, offsets, nothing, nothing, block=block)
+                self._forward(hidden, positions, layout, self._to_device(rows), None)
+        return starts
+
+    def _window_log_probs(self, windows: Windows, chosen: np.ndarray, starts: np.ndarray,
+                          attention: Attention) -> np.ndarray:  # fmt: skip
+        pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
+        lengths = windows.lengths[chosen]
+        of_window, places = segment_ids(lengths), places_in(lengths)
+        tokens = windows.tokens[take_segments(windows.offsets, chosen)]
+        hidden, positions = self._embed(tokens, windows.first_position[chosen][of_window] + places, pattern.window_type)
+
+        offsets = offsets_of(lengths)
+        picked = take_segments(windows.wanted_offsets, chosen)
+        counts = np.diff(windows.wanted_offsets)[chosen]
+        wanted_places = windows.wanted[picked] - np.repeat(windows.offsets[:-1][chosen], counts)
+        wanted = self._to_device(np.repeat(offsets[:-1], counts) + wanted_places)
+        prefix_starts, visible = starts[windows.prefix[chosen]], windows.visible[chosen]
+        layout = ops.AttentionLayout(offsets, offsets, prefix_starts, visible)
+        last_layout = ops.AttentionLayout(offsets, offsets_of(counts), prefix_starts, visible, wanted_places)
+
+        rows = self._forward(hidden, positions, layout, None, (wanted, last_layout))
+        backbone, spec = self.backbone, self.backbone.spec
+        values = ops.masked_logprob(
+            backbone.head_transform(rows), backbone.vocabulary_weight, backbone.vocabulary_bias,
+            self._to_device(windows.targets[picked].astype(np.int64)), excluded_ids=spec.excluded_ids,
+            vocab_size=spec.vocab_size, logit_scale=spec.logit_scale, soft_cap=spec.soft_cap,
+            implementation=self.implementation,
+        )  # fmt: skip
+        return values.cpu().numpy()
+
+    def _forward(self, hidden: Tensor, positions: Tensor, layout: ops.AttentionLayout, store: Tensor | None,
+                 wanted: tuple[Tensor, ops.AttentionLayout] | None) -> Tensor:  # fmt: skip
+        """All layers. With `store`, keys and values go to those cache rows, and the last layer makes nothing else;
+        with `wanted`, only those rows pass the last layer beyond its keys and values."""
+        backbone, last = self.backbone, self.backbone.spec.num_layers - 1
+        for layer in range(last + 1):
+            if store is not None and layer == last:
+                key, value = backbone.keys_values(layer, hidden, positions)
+                self._store(layer, store, key, value)
+                return hidden
+            if wanted is not None and layer == last:
+                rows, layout = wanted
+                query, key, value = backbone.attention_inputs(layer, hidden, positions, rows)
+                hidden = hidden[rows]
+            else:
+                query, key, value = backbone.attention_inputs(layer, hidden, positions)
+            if store is not None:
+                self._store(layer, store, key, value)
+            prefix_key, prefix_value = self._cached(layer, key)
+            attended = ops.prefix_attention(query, key, value, prefix_key, prefix_value, layout,
+                                            implementation=self.implementation)  # fmt: skip
+            hidden = backbone.attention_outputs(layer, hidden, attended)
+        return hidden
+
+    def _store(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
+        cached_key, cached_value = self._cache.layer(layer)
+        cached_key[rows], cached_value[rows] = key, value
+
+    def _cached(self, layer: int, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self._cache.is_empty:
+            return key[:0], key[:0]
+        return self._cache.layer(layer)
+
+    def _embed(self, tokens: np.ndarray, places: np.ndarray, token_type: int) -> tuple[Tensor, Tensor]:
+        positions = self._to_device(places.astype(np.int64))
+        types = torch.full_like(positions, token_type)
+        return self.backbone.embed(self._to_device(tokens.astype(np.int64)), positions, types), positions
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.backbone.device)

@@ -1,0 +1,218 @@
+"""Windows over shared prefixes: from masked spans of sequences to what the network reads."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffscore_fast.backbones.spec import BackboneSpec
+from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, segment_ids
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention pattern by name, with its block size where it has one."""
+
+    name: str
+    block_size: int = 0
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What is scored: S targets, each after one of C contexts. Flat tokens with offsets.
+
+    Parameters
+    ----------
+    context_tokens : int32, context_offsets : int64 [C + 1]
+        Visible tokens before a target, without the start token.
+    context_of : int64 [S]
+        The context of each sequence.
+    target_tokens : int32, target_offsets : int64 [S + 1]
+        The tokens that plans mask.
+    """
+
+    context_tokens: np.ndarray
+    context_offsets: np.ndarray
+    context_of: np.ndarray
+    target_tokens: np.ndarray
+    target_offsets: np.ndarray
+
+    @staticmethod
+    def build(contexts: list[np.ndarray], context_of: np.ndarray, targets: list[np.ndarray]) -> Sequences:
+        """From one token array a context and a target."""
+        return Sequences(*concatenate(contexts), np.asarray(context_of, dtype=np.int64), *concatenate(targets))
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        return np.diff(self.target_offsets)
+
+
+@dataclass(frozen=True)
+class MaskPlan:
+    """Which tokens are read masked: n spans of targets, each under one mask.
+
+    Parameters
+    ----------
+    sequence, start, stop : int64 [n]
+        Span [start, stop) of the target of that sequence.
+    masked : bool [sum of stop - start]
+        The spans' tokens laid end to end; True is masked, and its log-probability is wanted.
+    """
+
+    sequence: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    masked: np.ndarray
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Sequences whose keys and values are cached: flat tokens, offsets, and a content key each."""
+
+    tokens: np.ndarray  # int32
+    offsets: np.ndarray  # int64 [P + 1]
+    keys: list[bytes]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """W token runs, each read after a visible part of a cached prefix. Structure of arrays.
+
+    Parameters
+    ----------
+    tokens : int32 [N], offsets : int64 [W + 1]
+        Tokens of all windows laid end to end, masked ones replaced.
+    first_position : int64 [W]
+        Position of each window's first token.
+    prefix : int64 [W]
+        Index into `Prefixes`; -1 where the window sees none.
+    visible : int64 [W]
+        How many tokens of that prefix it sees.
+    wanted : int64 [M], wanted_offsets : int64 [W + 1]
+        Rows of `tokens` whose hidden states predict the targets, grouped by window, ascending.
+    targets : int32 [M]
+        The token that each wanted row is asked for.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    first_position: np.ndarray
+    prefix: np.ndarray
+    visible: np.ndarray
+    wanted: np.ndarray
+    wanted_offsets: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.prefix)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+
+def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan: MaskPlan) -> tuple[Prefixes, Windows]:
+    """Lay a plan out for one model and attention pattern.
+
+    Every sequence is one line of places: start token, context, target. A window covers the places [first, last)
+    of its line; with `prefix` and `block` the places before `first` are its prefix. With a logit shift of 1 the
+    window starts one place earlier, since that token's output predicts the first target.
+    """
+    pattern = spec.pattern(attention.name, attention.block_size)
+    has_start = int(spec.start_id is not None)
+    context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
+    base = (has_start + context_lengths)[plan.sequence]  # place of the target's first token
+    first_target, last = base + plan.start, base + plan.stop
+    if attention.name == "full":
+        first = np.zeros_like(base)
+    elif attention.name == "prefix":
+        first = np.maximum(base - spec.logit_shift, 0)
+    else:
+        block = attention.block_size
+        assert bool(((last - 1) // block == first_target // block).all()), "a span may not cross a block boundary"
+        first = np.maximum(first_target // block * block - spec.logit_shift, 0)
+
+    lines, line_offsets = _lines(spec, sequences)
+    lengths = last - first
+    offsets = offsets_of(lengths)
+    window_of = segment_ids(lengths)
+    tokens = lines[(line_offsets[plan.sequence] + first)[window_of] + places_in(lengths)]
+
+    spans = plan.stop - plan.start
+    span_of, in_span = segment_ids(spans), places_in(spans)
+    rows = (offsets[:-1] + first_target - first)[span_of] + in_span
+    masked_rows = rows[plan.masked]
+    targets = tokens[masked_rows]
+    tokens[masked_rows] = spec.mask_id
+    wanted_counts = np.bincount(span_of[plan.masked], minlength=len(spans))
+
+    if attention.name == "full":
+        prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [])
+        prefix = np.full(len(spans), -1, dtype=np.int64)
+    else:
+        prefixes, prefix = _prefixes(attention, sequences, plan.sequence, first, lines, line_offsets)
+    windows = Windows(
+        tokens=tokens,
+        offsets=offsets,
+        first_position=np.zeros_like(first) if pattern.restart_positions else first,
+        prefix=prefix,
+        visible=np.where(prefix >= 0, first, 0),
+        wanted=masked_rows - spec.logit_shift,
+        wanted_offsets=offsets_of(wanted_counts),
+        targets=targets,
+    )
+    return prefixes, windows
+
+
+def _lines(spec: BackboneSpec, sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    """Start token, context and target of every sequence, laid end to end."""
+    has_start = int(spec.start_id is not None)
+    context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
+    target_lengths = sequences.target_lengths
+    offsets = offsets_of(has_start + context_lengths + target_lengths)
+    lines = np.empty(int(offsets[-1]), dtype=np.int32)
+    if spec.start_id is not None:
+        lines[offsets[:-1]] = spec.start_id
+    in_context = places_in(context_lengths)
+    source = np.repeat(sequences.context_offsets[:-1][sequences.context_of], context_lengths) + in_context
+    lines[np.repeat(offsets[:-1] + has_start, context_lengths) + in_context] = sequences.context_tokens[source]
+    target_at = offsets[:-1] + has_start + context_lengths
+    lines[np.repeat(target_at, target_lengths) + places_in(target_lengths)] = sequences.target_tokens
+    return lines, offsets
+
+
+def _prefixes(
+    attention: Attention, sequences: Sequences, sequence: np.ndarray, first: np.ndarray,
+    lines: np.ndarray, line_offsets: np.ndarray,
+) -> tuple[Prefixes, np.ndarray]:  # fmt: skip
+    """One cached sequence a context (`prefix`) or a text (`block`, nested prefixes), equal contents merged."""
+    # With `prefix` all windows of a context see all of it; with `block` the longest view holds the others.
+    owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence
+    owners, owner_index, owner_of = np.unique(owner, return_index=True, return_inverse=True)
+    # A clean block is computed whole even where a logit shift moves its last token into the window: what a row of
+    # it holds must not depend on which other blocks are asked for.
+    block = attention.block_size if attention.name == "block" else 1
+    longest = np.zeros(len(owners), dtype=np.int64)
+    np.maximum.at(longest, owner_of, (first + block - 1) // block * block)
+    kept: dict[bytes, int] = {}
+    pieces: list[np.ndarray] = []
+    slot = np.full(len(owners), -1, dtype=np.int64)
+    header = f"{attention.name}:{attention.block_size}:".encode()
+    for index, length in enumerate(longest):
+        if length == 0:
+            continue
+        at = line_offsets[sequence[owner_index[index]]]
+        piece = lines[at : at + length]
+        key = hashlib.blake2b(header + piece.tobytes(), digest_size=16).digest()
+        if key not in kept:
+            kept[key] = len(pieces)
+            pieces.append(piece)
+        slot[index] = kept[key]
+    tokens, offsets = concatenate(pieces)
+    return Prefixes(tokens, offsets, list(kept)), np.where(first > 0, slot[owner_of], -1)

@@ -1,0 +1,145 @@
+"""Attention of packed windows over a shared prefix and over themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+
+SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Which queries see which keys, for W windows packed end to end. Host arrays: the schedule is made once a pack.
+
+    Parameters
+    ----------
+    key_offsets : int64 [W + 1]
+        Window w owns key (and value) rows key_offsets[w] .. key_offsets[w + 1].
+    query_offsets : int64 [W + 1]
+        Likewise for query rows. The last layer asks for fewer queries than keys.
+    query_places : int64 [Q] or None
+        Row of each query within its window; None where every key row has its query, in order. Read by `block` alone.
+    prefix_starts, prefix_lengths : int64 [W]
+        Window w also sees rows prefix_starts[w] .. + prefix_lengths[w] of the prefix keys; length 0 sees none.
+    block : int
+        0: a window sees all of itself. B > 0: the token at place p sees places below (p // B + 1) * B (block-causal).
+    """
+
+    key_offsets: np.ndarray
+    query_offsets: np.ndarray
+    prefix_starts: np.ndarray
+    prefix_lengths: np.ndarray
+    query_places: np.ndarray | None = None
+    block: int = 0
+
+
+def prefix_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    layout: AttentionLayout,
+    *,
+    implementation: str = AUTO,
+) -> Tensor:
+    """Softmax attention of each query over its window's visible prefix rows and its own window's rows.
+
+    out[q] = sum_j softmax_j(query[q] . key[j] / sqrt(d)) value[j],  j over both segments as one.
+
+    Parameters
+    ----------
+    query : Tensor [Q, H, d]
+    key, value : Tensor [N, Hkv, d]
+        Query head h reads key-value head h // (H // Hkv).
+    prefix_key, prefix_value : Tensor [P, Hkv, d]
+        Cached rows of many prefixes.
+    layout : AttentionLayout
+    implementation : str
+        "auto", or a name; a named one runs or raises.
+
+    Returns
+    -------
+    Tensor [Q, H, d], in the type of `query`
+    """
+    chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
+    return chosen.function(query, key, value, prefix_key, prefix_value, layout)
+
+
+def _reference(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> Tensor:
+    """Runs of neighbouring windows with one length and one prefix are stacked; each run is two plain products."""
+    out = torch.empty_like(query)
+    lengths = np.diff(layout.key_offsets)
+    for first, last in _runs(lengths, layout.prefix_starts, layout.prefix_lengths, query.shape[1]):
+        length, prefix = int(lengths[first]), int(layout.prefix_lengths[first])
+        window_count = last - first
+        query_rows = slice(int(layout.query_offsets[first]), int(layout.query_offsets[last]))
+        if query_rows.start == query_rows.stop:
+            continue
+        counts = np.diff(layout.query_offsets[first : last + 1])
+        window_of = np.repeat(np.arange(window_count), counts)
+        slot_of = np.arange(len(window_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots = int(counts.max())
+        heads, width = query.shape[1:]
+        # [windows, slots, H, d]; slots beyond a window's queries stay zero and are not read back.
+        stacked = query.new_zeros(window_count * slots, heads, width)
+        index = torch.from_numpy(window_of * slots + slot_of).to(query.device)
+        stacked[index] = query[query_rows]
+        stacked = stacked.view(window_count, slots, heads, width)
+
+        own_rows = slice(int(layout.key_offsets[first]), int(layout.key_offsets[last]))
+        own_key = _expand(key[own_rows], heads).view(window_count, length, heads, width)
+        own_value = _expand(value[own_rows], heads).view(window_count, length, heads, width)
+        start = int(layout.prefix_starts[first])
+        shared_key = _expand(prefix_key[start : start + prefix], heads)
+        shared_value = _expand(prefix_value[start : start + prefix], heads)
+
+        scale = 1.0 / math.sqrt(width)
+        own = torch.einsum("wqhd,wkhd->whqk", stacked.float() * scale, own_key.float())
+        if layout.block:
+            places = np.arange(length) if layout.query_places is None else layout.query_places[query_rows]
+            if layout.query_places is None:
+                places = np.tile(places, window_count)
+            visible = np.zeros((window_count * slots, length), dtype=bool)
+            visible[window_of * slots + slot_of] = _block_visible(places, length, layout.block)
+            mask = torch.from_numpy(visible.reshape(window_count, 1, slots, length)).to(query.device)
+            own = own.masked_fill(~mask, -torch.inf)
+        shared = torch.einsum("wqhd,khd->whqk", stacked.float() * scale, shared_key.float())
+        weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
+        result = torch.einsum("whqk,khd->wqhd", weights[..., :prefix], shared_value.float())
+        result += torch.einsum("whqk,wkhd->wqhd", weights[..., prefix:], own_value.float())
+        out[query_rows] = result.reshape(window_count * slots, heads, width)[index].to(out.dtype)
+    return out
+
+
+def _runs(lengths: np.ndarray, starts: np.ndarray, prefixes: np.ndarray, heads: int) -> list[tuple[int, int]]:
+    """Half-open runs of windows with equal length and prefix, cut so that their scores fit in memory."""
+    changed = (np.diff(lengths) != 0) | (np.diff(starts) != 0) | (np.diff(prefixes) != 0)
+    edges = np.concatenate([[0], np.flatnonzero(changed) + 1, [len(lengths)]])
+    runs = []
+    for first, last in zip(edges[:-1], edges[1:], strict=True):
+        each = int(lengths[first]) * int(lengths[first] + prefixes[first]) * heads if last > first else 1
+        step = max(1, SCORES_AT_ONCE // max(each, 1))
+        runs += [(int(at), int(min(at + step, last))) for at in range(first, last, step)]
+    return runs
+
+
+def _block_visible(places: np.ndarray, length: int, block: int) -> np.ndarray:
+    return np.arange(length)[None, :] < ((places // block + 1) * block)[:, None]
+
+
+def _expand(rows: Tensor, heads: int) -> Tensor:
+    """Repeat key-value heads [N, Hkv, d] to [N, H, d]."""
+    return rows if rows.shape[1] == heads else rows.repeat_interleave(heads // rows.shape[1], dim=1)
+
+
+PREFIX_ATTENTION = Operation("prefix_attention", [Implementation("reference", _reference, anywhere)])

@@ -1,0 +1,58 @@
+"""Which implementation of an operation runs: one small table, no silent fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diffscore_fast.errors import ImplementationError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an operation.
+
+    `unavailable(device)` returns None where it can run, else one sentence that says why not.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    unavailable: Callable[[torch.device], str | None]
+
+
+class Operation:
+    """A meaning with several implementations, in order of preference; the last is the reference, the specification."""
+
+    def __init__(self, name: str, implementations: list[Implementation]) -> None:
+        self.name = name
+        self.implementations = {item.name: item for item in implementations}
+
+    def resolve(self, device: torch.device, wanted: str = AUTO) -> Implementation:
+        """The implementation to run on `device`.
+
+        `wanted` "auto" takes the first that can run; a name takes that one.
+
+        Raises
+        ------
+        ImplementationError
+            If the name is unknown, or names an implementation that cannot run there.
+        """
+        if wanted == AUTO:
+            return next(item for item in self.implementations.values() if item.unavailable(device) is None)
+        if wanted not in self.implementations:
+            known = ", ".join(self.implementations)
+            raise ImplementationError(f"{self.name} has no implementation {wanted!r}; it has: {known}")
+        reason = self.implementations[wanted].unavailable(device)
+        if reason is not None:
+            raise ImplementationError(f"{self.name}: implementation {wanted!r} cannot run on {device}: {reason}")
+        return self.implementations[wanted]
+
+
+def anywhere(device: torch.device) -> str | None:
+    """Availability of an implementation that runs on every device."""
+    return None
