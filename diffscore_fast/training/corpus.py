@@ -12,8 +12,8 @@ import numpy as np
 from diffscore_fast.errors import InputError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
-# A sentence ends at . ! or ? (with closing quotes or brackets) before white space and an upper-case letter or an opening
-# quote. Abbreviations split too early now and then; a training pair does not mind.
+# A sentence ends at . ! or ? (with closing quotes or brackets) before white space and an upper-case letter or an
+# opening quote. Abbreviations split too early now and then; a training pair does not mind.
 SENTENCE_START = re.compile(r"(?<=[.!?])[\"')\]”’]*\s+(?=[A-Z\"'(“‘])")
 ARTICLES_A_CALL = 256
 ARRAYS = ("tokens", "sentences", "paragraphs", "articles")

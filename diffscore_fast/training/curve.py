@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
-
-import pandas as pd
 
 from diffscore_fast.errors import InputError
 
@@ -35,11 +34,13 @@ def draw_curve(run: Path, folder: Path) -> None:
         raise InputError(f"{source}: no such file; the run has not been evaluated yet")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, folder / "learning_curve.csv")
-    table = pd.read_csv(source)
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    tokens = [row["tokens"] / 1e6 for row in rows]
     figure, axes = pyplot.subplots(1, len(PANELS), figsize=(16, 4), sharey=True)
     for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
         for setting in settings:
-            axis.plot(table["tokens"] / 1e6, table[setting], marker=".", label=setting.split("@")[-1])
+            axis.plot(tokens, [row[setting] for row in rows], marker=".", label=setting.split("@")[-1])
         axis.set(title=title, xlabel="million tokens read in training")
         axis.grid(alpha=0.3)
         axis.legend()

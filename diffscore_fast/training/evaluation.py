@@ -75,7 +75,7 @@ def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, see
 
 
 def with_wrong_prefixes(pairs: Sequence[Example]) -> list[Example]:
-    """The same windows, each after the prefix of the pair of its kind that comes next (another article's, as a rule)."""
+    """The same windows, each after the prefix of the next pair of its kind (another article's, as a rule)."""
     step = len(PAIR_KINDS)
     return [replace(pair, prefix=pairs[(i + step) % len(pairs)].prefix) for i, pair in enumerate(pairs)]
 
@@ -85,8 +85,8 @@ def measure(setting: str, backbone: Backbone, examples: Sequence[Example], masks
             nelbo: bool = False) -> Measured:  # fmt: skip
     """Losses of examples under given masks (bool over each window).
 
-    With `nelbo`, every loss of a block with n tokens of which l are masked weighs n / l: for a uniform l the sum over the
-    text is an unbiased estimate of the negative evidence lower bound (arXiv 2406.03736, equation 3.5, block by block).
+    With `nelbo`, every loss of a block with n tokens of which l are masked weighs n / l. As l is uniform in 1..n, the
+    sum over the text is then an unbiased estimate of the negative evidence lower bound of the any-order model.
     """
     layouts = [lay_out(example, mask, backbone.spec) for example, mask in zip(examples, masks, strict=True)]
     sums, counts = np.zeros(len(examples)), np.array([int(mask.sum()) for mask in masks])

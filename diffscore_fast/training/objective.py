@@ -36,7 +36,7 @@ def stratified_ratios(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def mask_by_ratio(length: int, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """Each of `length` tokens masked independently; where none would be, one uniformly chosen token is. bool [length]"""
+    """bool [length]: each token masked independently; where none would be, one uniformly chosen token is."""
     masked = rng.random(length) < ratio
     if not masked.any():
         masked[rng.integers(length)] = True
@@ -85,8 +85,9 @@ def mask_examples(examples: Sequence[Example], spec: BackboneSpec, rng: np.rando
 def sample_rows(pack: Pack, limit: int, rng: np.random.Generator) -> np.ndarray:
     """Which masked rows to score, as ascending indices into `pack.masked_rows`: at most about `limit`.
 
-    The vocabulary projection costs as much as a layer or two, so only a sample of the rows passes it. Every sequence keeps
-    the same share of its rows and at least one; a uniform sample leaves the mean over a sequence's masked rows unbiased.
+    The vocabulary projection costs a row as much as two layers, so only a sample of the rows passes it. Every sequence
+    keeps the same share of its rows and at least one; a uniform sample leaves the mean over a sequence's masked rows
+    unbiased.
     """
     sequence = pack.sequence.numpy()
     if len(sequence) <= limit:

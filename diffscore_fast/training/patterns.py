@@ -91,11 +91,11 @@ def lay_prefix(prefix: np.ndarray, window: np.ndarray, masked: np.ndarray, spec:
 
 
 def lay_block(window: np.ndarray, masked: np.ndarray, block_size: int, spec: BackboneSpec) -> Layout:
-    """Block diffusion's two streams (arXiv 2503.09573, section 3.1 and its mask): all blocks of a text in one pass.
+    """Block diffusion's two streams (BD3-LM, arXiv 2503.09573): all blocks of a text in one pass.
 
-    The start token is place 0, so place p lies in block p // block_size. The clean stream (unmasked, block-causal) comes
-    first; the noisy stream follows, where a block sees itself and the clean blocks before it. Blocks that no noisy row
-    sees are left out of the clean stream, blocks without a masked token out of the noisy one.
+    The start token is place 0, so place p lies in block p // block_size. The clean stream (unmasked, block-causal)
+    comes first; the noisy stream follows, where a block sees itself and the clean blocks before it. Blocks that no
+    noisy row sees are left out of the clean stream, blocks without a masked token out of the noisy one.
     """
     spec.pattern("block", block_size)
     tokens, hidden = _with_start(window, masked, spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -44,8 +45,8 @@ class Settings:
 class Trainer:
     """Trains a backbone on examples of a corpus.
 
-    Step s draws its examples and masks from a generator seeded by (seed, s), so a resumed run sees what an uninterrupted
-    one would have seen.
+    Step s draws its examples and masks from a generator seeded by (seed, s), so a resumed run sees what an
+    uninterrupted one would have seen.
 
     Parameters
     ----------
@@ -84,10 +85,12 @@ class Trainer:
                 self.warm_from = max(self.warm_from, self.step_number)
 
     def run(self, *, steps: int) -> None:
-        """Go on until `steps` steps have been made in all; checkpoints at the end as well."""
+        """Go on until `steps` steps have been made in all, or SIGTERM comes; either way checkpoint at the end."""
+        stopped: list[int] = []
+        handler = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
         started = saved = evaluated = time.monotonic()
         before = self.seconds
-        while self.step_number < steps:
+        while self.step_number < steps and not stopped:
             row = self.step()
             now = time.monotonic()
             self.seconds = before + now - started
@@ -100,8 +103,10 @@ class Trainer:
             if now - evaluated > self.settings.evaluation_seconds:
                 self.evaluate()
                 evaluated = time.monotonic()
+        signal.signal(signal.SIGTERM, handler)
         self.save()
-        self.evaluate()
+        if not stopped:
+            self.evaluate()
 
     def step(self) -> dict[str, float]:
         """One update; returns the row for the log: the step, tokens read, and mean loss per pattern."""
