@@ -95,8 +95,9 @@ def load_corpus(folder: Path) -> Corpus:
     """A prepared corpus; the tokens stay on disk and are mapped."""
     if not (folder / "tokens.npy").is_file():
         raise InputError(f"{folder}: no prepared corpus; run `python -m diffscore_fast.training prepare` first")
-    tokens, *offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-    return Corpus(tokens, *(np.asarray(array) for array in offsets), 0, len(offsets[-1]) - 1)
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+    sentences, paragraphs, articles = (np.load(folder / f"{name}.npy") for name in ARRAYS[1:])
+    return Corpus(tokens, sentences, paragraphs, articles, 0, len(articles) - 1)
 
 
 def read_articles(path: Path) -> Iterator[list[str]]:

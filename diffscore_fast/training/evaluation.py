@@ -77,6 +77,7 @@ def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, see
 def with_wrong_prefixes(pairs: Sequence[Example]) -> list[Example]:
     """The same windows, each after the prefix of the next pair of its kind (another article's, as a rule)."""
     step = len(PAIR_KINDS)
+    assert len(pairs) > step, "with one pair of a kind, the next one is itself"
     return [replace(pair, prefix=pairs[(i + step) % len(pairs)].prefix) for i, pair in enumerate(pairs)]
 
 

@@ -158,7 +158,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, rows: np.ndar
     as the pack for each of them.
     """
     ends = np.cumsum(pack.lengths)
-    wanted = [None] * len(ends) if rows is None else np.split(rows, np.searchsorted(rows, ends[:-1]))
+    wanted = [] if rows is None else np.split(rows, np.searchsorted(rows, ends[:-1]))
     sizes = list(pack.lengths) if rows is None else [len(part) for part in wanted]
     parts = zip(query.split(sizes), key.split(pack.lengths), value.split(pack.lengths), strict=True)
     results = []

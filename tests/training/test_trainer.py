@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.weights import load_weights, quantise_rows
+from diffscore_fast.training.__main__ import main
+from diffscore_fast.training.evaluation import held_out_losses
+from diffscore_fast.training.examples import Mixture
+from diffscore_fast.training.optimiser import Schedule, WeightAverage
+from diffscore_fast.training.trainer import Settings, Trainer
+
+SETTINGS = Settings(
+    tokens_a_step=200, rows_a_step=60, evaluation_sequences=8,
+    mixture=Mixture(prefix_lengths=(3, 30), window_lengths=(3, 20), run_lengths=(4, 40), long_share=0.0),
+    schedule=Schedule(head_steps=2, warmup_steps=3, head=1e-3, body=1e-3, embeddings=1e-3),
+)  # fmt: skip
+
+
+@pytest.fixture
+def trainer(model_folder, corpus, tmp_path):
+    def make(run: str, settings: Settings = SETTINGS) -> Trainer:
+        backbone = load_model(model_folder, dtype=torch.float32).backbone
+        return Trainer(backbone, model_folder, *corpus.split(0.2), tmp_path / run, settings)
+
+    return make
+
+
+def test_resumed_run_makes_the_steps_of_an_uninterrupted_one(trainer):
+    straight = trainer("straight")
+    rows = [straight.step() for _ in range(7)]
+    trainer("cut").run(steps=4)
+    resumed = trainer("cut")
+    assert resumed.step_number == 4
+    assert [resumed.step() for _ in range(3)] == rows[4:]
+    for name, weight in straight.average.weights.items():
+        torch.testing.assert_close(resumed.average.weights[name], weight)
+
+
+def test_a_run_goes_on_from_weights_alone_and_warms_up_again(trainer, tmp_path):
+    first = trainer("run")
+    first.run(steps=5)
+    (tmp_path / "run" / "checkpoint" / "optimiser.pt").unlink()
+    resumed = trainer("run")
+    for name, parameter in resumed.backbone.named_parameters():
+        assert torch.equal(parameter, dict(first.backbone.named_parameters())[name])
+    resumed.step()
+    rate = {group["name"]: group["lr"] for group in resumed.optimiser.param_groups}
+    assert rate["body"] == pytest.approx(1e-3 / 3)  # the first of three warm-up steps
+
+
+def test_only_the_head_moves_in_its_own_stage(trainer):
+    run = trainer("run")
+    before = {name: parameter.detach().clone() for name, parameter in run.backbone.named_parameters()}
+    run.step(), run.step()
+    moved = {name for name, parameter in run.backbone.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved == {"transform.weight", "transform.bias", "transform_norm.weight", "transform_norm.bias",
+                     "output_bias"}  # fmt: skip
+    run.step()
+    assert not torch.equal(run.backbone.layers[0].up.weight, before["layers.0.up.weight"])
+
+
+def test_it_learns_what_the_prefix_tells(trainer, corpus):
+    """In this corpus the prefix names the one token of the article: the right prefix must come to beat a wrong one."""
+    rates = replace(SETTINGS.schedule, body=3e-3, embeddings=3e-3, head=3e-3)
+    run = trainer("run", replace(SETTINGS, schedule=rates, evaluation_sequences=16))
+    run.held_out = run.sampler.corpus  # no article's token occurs in another
+    for _ in range(100):
+        run.step()
+    run.average = WeightAverage(run.backbone)
+    losses = run.evaluate()
+    assert losses["wrong prefix"] - losses["right prefix"] > 1.0
+    assert losses["full@0.15"] < losses["full@0.85"]
+
+
+def test_average_starts_as_a_plain_mean_and_then_forgets():
+    model = torch.nn.Linear(1, 1, bias=False)
+    average = WeightAverage(model, every=1, horizon=4)
+    for step, value in enumerate([8.0, 4.0, 0.0, 0.0, 4.0], start=1):
+        model.weight.data.fill_(value)
+        average.update(model, step)
+        if step == 3:
+            assert average.weights["weight"].item() == pytest.approx(4.0)
+    # Fourth update with share 1/4, fifth too: 4 -> 3 -> 3.25.
+    assert average.weights["weight"].item() == pytest.approx(3.25)
+
+
+def test_export_is_the_averaged_checkpoint_in_eight_bits(trainer, tmp_path, corpus):
+    run = trainer("run")
+    run.run(steps=6)
+    folder = tmp_path / "exported"
+    result = CliRunner().invoke(main, ["export", "--run", str(tmp_path / "run"), "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    exact = load_weights(tmp_path / "run" / "checkpoint" / "model" / "model.safetensors")
+    for name, rounded in load_weights(folder / "model.safetensors").items():
+        if rounded.dim() == 2:
+            bound = exact[name].abs().amax(dim=1, keepdim=True) / 254 * 1.0001
+            assert ((rounded - exact[name]).abs() <= bound).all(), name
+        else:
+            assert torch.equal(rounded, exact[name]), name
+    assert load_model(folder).tokenizer.sha256 == load_model(run.source).tokenizer.sha256
+
+
+def test_eight_bit_rows_keep_their_largest_value_and_zero_rows():
+    weight = torch.tensor([[0.0, 0.0, 0.0], [1e-3, -2e-3, 0.0], [50.0, -0.1, 0.2]])
+    codes, scale = quantise_rows(weight)
+    restored = codes.float() * scale[:, None]
+    torch.testing.assert_close(restored.abs().amax(1), weight.abs().amax(1))
+    assert torch.equal(restored[0], torch.zeros(3))
+
+
+def test_evaluation_is_the_same_every_time_and_bootstraps_around_its_mean(network, corpus):
+    _, held_out = corpus.split(0.2)
+    first, second = (held_out_losses(network, held_out, sequences=8) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.sums, other.sums)
+        low, high = one.interval()
+        assert low <= one.mean <= high
+    settings = {item.setting: item for item in first}
+    assert settings["block@1"].mean == pytest.approx(settings["block@1 nelbo"].mean)
