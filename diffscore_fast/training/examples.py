@@ -43,8 +43,8 @@ class Mixture:
         }
     )  # fmt: skip
     run_lengths: tuple[int, int] = (64, 320)  # `full` and `block`
-    prefix_lengths: tuple[int, int] = (24, 700)
-    window_lengths: tuple[int, int] = (12, 160)
+    prefix_lengths: tuple[int, int] = (16, 400)
+    window_lengths: tuple[int, int] = (16, 160)
     long_share: float = 0.03  # of prefix examples, drawn from the two ranges below instead
     long_prefix_lengths: tuple[int, int] = (1, 2000)
     long_window_lengths: tuple[int, int] = (1, 700)
