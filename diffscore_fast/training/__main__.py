@@ -92,17 +92,17 @@ def curve(run: Path, out: Path) -> None:
 
 @main.command()
 @run_option
+@click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
 @click.option("--out", type=A_PATH, default=EMBEDDED_MODELS["mini"], help="Model folder; default: the embedded model.")
-def export(run: Path, out: Path) -> None:
-    """Write the last checkpoint's averaged weights as 8-bit rows, with their checksum in config.json."""
-    from diffscore_fast.training.checkpoint import write_model_folder
+@click.option("--sequences", default=48, show_default=True, help="Held-out sequences to compare before and after on.")
+@click.option("--threads", default=2, show_default=True, help="Threads for torch.")
+def export(run: Path, corpus: Path, out: Path, sequences: int, threads: int) -> None:
+    """Write the last checkpoint's averaged weights as 8-bit rows, with checksum and model card."""
+    from diffscore_fast.training.corpus import load_corpus
+    from diffscore_fast.training.export import export_checkpoint
 
-    # A copy first: a running trainer may replace its checkpoint at any time.
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "model"
-        shutil.copytree(run / "checkpoint" / "model", source)
-        backbone = load_model(source, dtype=torch.float32).backbone
-        checksum = write_model_folder(backbone, source, out, eight_bit=True)
+    torch.set_num_threads(threads)
+    checksum = export_checkpoint(run, load_corpus(corpus).split(HELD_OUT)[1], out, sequences=sequences)
     click.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
 
 

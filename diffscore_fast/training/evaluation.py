@@ -52,7 +52,7 @@ def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, see
     `block@b nelbo` (the bound on a text's log-likelihood) for block sizes b, all on the same texts; `right prefix` and
     `wrong prefix`, the same windows and masks after their own and after another article's prefix, over all pair kinds.
     """
-    sampler = ExampleSampler(held_out, Mixture(long_share=0.0))
+    sampler = ExampleSampler(held_out, Mixture(long_share=0.0, copies=1))
     runs = [sampler.draw_run(np.random.default_rng([seed, 1, i]), "full", 0, 128) for i in range(sequences)]
     pairs = [
         sampler.draw_pair(np.random.default_rng([seed, 2, i]), PAIR_KINDS[i % len(PAIR_KINDS)])
@@ -62,15 +62,14 @@ def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, see
     for pattern, examples in (("full", runs), ("prefix", pairs)):
         for ratio in RATIOS:
             masks = _ratio_masks(examples, ratio, seed)
-            measured.append(measure(f"{pattern}@{ratio}", backbone, examples, masks))
+            measured.append(measure(f"{pattern}@{ratio}", backbone, examples, masks)[0])
     for size in BLOCK_SIZES:
         blocks = [replace(run, pattern="block", block_size=size) for run in runs]
         masks = [mask_blocks(len(run.window), size, np.random.default_rng([seed, 3, i])) for i, run in enumerate(runs)]
-        measured.append(measure(f"block@{size}", backbone, blocks, masks))
-        measured.append(measure(f"block@{size} nelbo", backbone, blocks, masks, nelbo=True))
+        measured += measure(f"block@{size}", backbone, blocks, masks)
     masks = _ratio_masks(pairs, PREFIX_RATIO, seed)
-    measured.append(measure("right prefix", backbone, pairs, masks))
-    measured.append(measure("wrong prefix", backbone, with_wrong_prefixes(pairs), masks))
+    measured += measure("right prefix", backbone, pairs, masks)
+    measured += measure("wrong prefix", backbone, with_wrong_prefixes(pairs), masks)
     return measured
 
 
@@ -82,30 +81,24 @@ def with_wrong_prefixes(pairs: Sequence[Example]) -> list[Example]:
 
 
 @torch.no_grad()
-def measure(setting: str, backbone: Backbone, examples: Sequence[Example], masks: Sequence[np.ndarray], *,
-            nelbo: bool = False) -> Measured:  # fmt: skip
-    """Losses of examples under given masks (bool over each window).
+def measure(
+    setting: str, backbone: Backbone, examples: Sequence[Example], masks: Sequence[np.ndarray]
+) -> list[Measured]:
+    """Losses of examples under given masks (bool over each window); for `block` examples, the bound as well.
 
-    With `nelbo`, every loss of a block with n tokens of which l are masked weighs n / l. As l is uniform in 1..n, the
+    For the bound, every loss of a block with n tokens of which l are masked weighs n / l. As l is uniform in 1..n, the
     sum over the text is then an unbiased estimate of the negative evidence lower bound of the any-order model.
     """
-    layouts = [lay_out(example, mask, backbone.spec) for example, mask in zip(examples, masks, strict=True)]
-    sums, counts = np.zeros(len(examples)), np.array([int(mask.sum()) for mask in masks])
-    first = 0
-    for group in _groups(layouts):
-        losses = masked_losses(backbone, pack_layouts(group))
-        values, sequence = losses.tokens.double().numpy(), losses.sequence.numpy() + first
-        if nelbo:
-            weights = [
-                _block_weights(mask, example.block_size)
-                for mask, example in zip(masks[first : first + len(group)], examples[first:], strict=False)
-            ]
-            values = values * np.concatenate(weights)
-        np.add.at(sums, sequence, values)
-        first += len(group)
-    if nelbo:
-        counts = np.array([len(mask) for mask in masks])
-    return Measured(setting, sums, counts)
+    layouts = [lay_out(example, mask[None], backbone.spec) for example, mask in zip(examples, masks, strict=True)]
+    losses = torch.cat([masked_losses(backbone, pack_layouts(group)).tokens for group in _groups(layouts)])
+    values, counts = losses.double().numpy(), np.array([int(mask.sum()) for mask in masks])
+    sequence = np.repeat(np.arange(len(masks)), counts)
+    measured = [Measured(setting, np.bincount(sequence, values), counts)]
+    if examples[0].pattern == "block":
+        weights = [_block_weights(mask, item.block_size) for mask, item in zip(masks, examples, strict=True)]
+        bounds = np.bincount(sequence, values * np.concatenate(weights))
+        measured.append(Measured(f"{setting} nelbo", bounds, np.array([len(mask) for mask in masks])))
+    return measured
 
 
 def difference_interval(one: Measured, other: Measured, *, level: float = 0.95, resamples: int = 1000,

@@ -20,7 +20,8 @@ TRIES = 50  # a draw that an article cannot serve (too short, one paragraph) is 
 class Example:
     """Text to learn from: `window` int64 [W] is predicted, `prefix` int64 [P] is only read (empty but for `prefix`).
 
-    Neither holds the start token; the layout adds it.
+    Neither holds the start token; the layout adds it. `copies` of the window, each under a mask of its own, share the
+    prefix's pass, as the draws of a score do.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Example:
     block_size: int
     prefix: np.ndarray
     window: np.ndarray
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class Mixture:
     block_sizes: Mapping[int, float] = field(default_factory=lambda: {1: 0.5, 4: 0.2, 8: 0.15, 16: 0.15})
     pairs: Mapping[str, float] = field(
         default_factory=lambda: {
-            "extract": 0.3, "body_to_lead": 0.25, "continuation": 0.15, "marginal": 0.1,
-            "paragraph_to_paragraph": 0.1, "lead_to_body": 0.1,
+            "extract": 0.45, "body_to_lead": 0.2, "continuation": 0.1, "marginal": 0.1,
+            "paragraph_to_paragraph": 0.05, "lead_to_body": 0.1,
         }
     )  # fmt: skip
     run_lengths: tuple[int, int] = (64, 320)  # `full` and `block`
     prefix_lengths: tuple[int, int] = (16, 400)
     window_lengths: tuple[int, int] = (16, 160)
+    copies: int = 3  # masked copies of the window after one prefix, unless it is one of the long ones
     long_share: float = 0.03  # of prefix examples, drawn from the two ranges below instead
     long_prefix_lengths: tuple[int, int] = (1, 2000)
     long_window_lengths: tuple[int, int] = (1, 700)
@@ -87,7 +90,7 @@ class ExampleSampler:
             if pair is not None:
                 (prefix_start, prefix_stop), (start, stop) = pair
                 prefix, window = self._tokens(prefix_start, prefix_stop), self._tokens(start, stop)
-                return Example(kind, "prefix", 0, prefix, window)
+                return Example(kind, "prefix", 0, prefix, window, 1 if long else self.mixture.copies)
         raise ValueError(f"no article of the corpus serves pairs of kind {kind!r} after {TRIES} tries")
 
     # Each relation returns the token ranges of prefix and window, or None where the article has no such pair.

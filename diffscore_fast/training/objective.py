@@ -58,10 +58,11 @@ def mask_blocks(length: int, block_size: int, rng: np.random.Generator) -> np.nd
     return rank < counts[blocks]
 
 
-def lay_out(example: Example, masked: np.ndarray, spec: BackboneSpec) -> Layout:
-    """The example under a mask, in its attention pattern."""
+def lay_out(example: Example, masks: np.ndarray, spec: BackboneSpec) -> Layout:
+    """The example in its attention pattern; `masks` bool [C, W], with one copy for all patterns but `prefix`."""
     if example.pattern == "prefix":
-        return lay_prefix(example.prefix, example.window, masked, spec)
+        return lay_prefix(example.prefix, example.window, masks, spec)
+    (masked,) = masks
     if example.pattern == "block":
         return lay_block(example.window, masked, example.block_size, spec)
     return lay_full(example.window, masked, spec)
@@ -69,16 +70,16 @@ def lay_out(example: Example, masked: np.ndarray, spec: BackboneSpec) -> Layout:
 
 def mask_examples(examples: Sequence[Example], spec: BackboneSpec, rng: np.random.Generator) -> list[Layout]:
     """Draw masks for a batch: ratios stratified over its `full` and `prefix` examples, counts within blocks."""
-    by_ratio = sum(example.pattern != "block" for example in examples)
+    by_ratio = sum(example.copies for example in examples if example.pattern != "block")
     ratios = iter(stratified_ratios(by_ratio, rng))
     layouts = []
     for example in examples:
         length = len(example.window)
         if example.pattern == "block":
-            masked = mask_blocks(length, example.block_size, rng)
+            masks = [mask_blocks(length, example.block_size, rng)]
         else:
-            masked = mask_by_ratio(length, next(ratios), rng)
-        layouts.append(lay_out(example, masked, spec))
+            masks = [mask_by_ratio(length, next(ratios), rng) for _ in range(example.copies)]
+        layouts.append(lay_out(example, np.stack(masks), spec))
     return layouts
 
 

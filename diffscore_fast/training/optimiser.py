@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+AVERAGE_HORIZON = 250  # steps
 EMBEDDINGS = ("words", "positions", "types", "embedding_norm")
 
 
@@ -51,10 +52,11 @@ def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:
 class WeightAverage:
     """Exponential moving average of weights: steadier than the last step's, and needs no falling rate at the end.
 
-    Updated every `every` steps with a horizon of `horizon` steps; the mean of all so far while there are fewer.
+    Updated every `every` steps. The horizon is about a fifth of the steps so far, `horizon` at most: early weights, far
+    from where the run is, are soon forgotten.
     """
 
-    def __init__(self, model: nn.Module, every: int = 8, horizon: int = 250) -> None:
+    def __init__(self, model: nn.Module, every: int = 8, horizon: int = AVERAGE_HORIZON) -> None:
         self.every = every
         self.horizon = horizon
         self.updates = 0
@@ -66,7 +68,7 @@ class WeightAverage:
     def update(self, model: nn.Module, step: int) -> None:
         if step % self.every:
             return
-        share = max(1.0 / (self.updates + 1), self.every / self.horizon)
+        share = max(5.0 / (self.updates + 5), self.every / self.horizon)
         for name, parameter in model.named_parameters():
             self.weights[name].lerp_(parameter.detach(), share)
         self.updates += 1

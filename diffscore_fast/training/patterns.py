@@ -75,18 +75,24 @@ def lay_full(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layo
     )  # fmt: skip
 
 
-def lay_prefix(prefix: np.ndarray, window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layout:
-    """Start token and prefix see themselves; the window sees both, and starts its positions and type as stated."""
+def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: BackboneSpec) -> Layout:
+    """Start token and prefix see themselves; each copy of the window sees both and starts its positions as stated.
+
+    `masks` bool [C, W] are the masks of C copies, blind to each other: the prefix, which sees none, is computed once.
+    """
     pattern = spec.pattern("prefix")
     before = _with_start(prefix, np.zeros(len(prefix), dtype=bool), spec)[0]
-    border, count = len(before), len(before) + len(window)
-    first = 0 if pattern.restart_positions else border
+    border, length, copies = len(before), len(window), len(masks)
+    first, count = 0 if pattern.restart_positions else border, border + copies * length
+    copy = np.repeat(np.arange(copies), length)
+    visible = np.concatenate([np.ones((len(copy), border), dtype=bool), copy[:, None] == copy[None, :]], axis=1)
+    window_span = Span(border, count, 0, count, torch.from_numpy(visible) if copies > 1 else None)
     return Layout(
-        np.concatenate([before, np.where(masked, spec.mask_id, window)]),
-        np.concatenate([np.arange(border), np.arange(first, first + len(window))]),
-        np.repeat([pattern.prefix_type, pattern.window_type], [border, len(window)]),
-        (Span(0, border, 0, border), Span(border, count, 0, count)),
-        border + np.flatnonzero(masked), window[masked],
+        np.concatenate([before, np.where(masks, spec.mask_id, window).ravel()]),
+        np.concatenate([np.arange(border), np.tile(np.arange(first, first + length), copies)]),
+        np.repeat([pattern.prefix_type, pattern.window_type], [border, copies * length]),
+        (Span(0, border, 0, border), window_span),
+        border + np.flatnonzero(masks), np.tile(window, copies)[masks.ravel()],
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,7 +109,7 @@ class Trainer:
         if not stopped:
             self.evaluate()
 
-    def step(self) -> dict[str, float]:
+    def step(self) -> dict[str, float | None]:
         """One update; returns the row for the log: the step, tokens read, and mean loss per pattern."""
         rng = np.random.default_rng([self.settings.seed, self.step_number])
         examples = self._draw(rng)
@@ -124,11 +125,12 @@ class Trainer:
         self.step_number += 1
         self.tokens += len(pack.tokens)
         self.average.update(self.backbone, self.step_number)
-        row = {"step": self.step_number, "tokens": self.tokens, "gradient_norm": round(float(norm), 3)}
+        row: dict[str, float | None] = {"step": self.step_number, "tokens": self.tokens}
+        row["gradient_norm"] = round(float(norm), 3)
         values = losses.detach().numpy()
         for pattern in ("full", "prefix", "block"):
             of_pattern = values[[example.pattern == pattern for example in examples]]
-            row[pattern] = round(float(of_pattern.mean()), 4) if len(of_pattern) else float("nan")
+            row[pattern] = round(float(of_pattern.mean()), 4) if len(of_pattern) else None
         return row
 
     def save(self) -> None:
@@ -152,7 +154,7 @@ class Trainer:
         left = self.settings.tokens_a_step
         while True:
             example = self.sampler.draw(rng)
-            streams = 2 if example.pattern == "block" else 1
+            streams = 2 if example.pattern == "block" else example.copies
             left -= 1 + len(example.prefix) + streams * len(example.window)
             if examples and left < 0:
                 return examples
@@ -170,7 +172,7 @@ class Trainer:
             for parameter in group["params"]:
                 parameter.requires_grad_(learns)
 
-    def _log(self, name: str, row: dict[str, float]) -> None:
+    def _log(self, name: str, row: Mapping[str, float | None]) -> None:
         path = self.folder / name
         fresh = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:

@@ -51,7 +51,7 @@ def test_full_sees_everything(network, length):
     rows = 1 + np.flatnonzero(masked)
     expected = dense_losses(network, tokens, list(range(length + 1)), [0] * (length + 1), lambda i, j: True, rows,
                             window[masked])  # fmt: skip
-    np.testing.assert_allclose(losses_of(network, lay_full(window, masked, network.spec)), expected, atol=2e-5)
+    np.testing.assert_allclose(losses_of(network, lay_full(window, masked, network.spec)), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("before", "length"), [(0, 1), (0, 7), (1, 4), (11, 5)])
@@ -65,8 +65,17 @@ def test_prefix_is_blind_to_the_window_whose_positions_restart(network, before, 
         network, tokens, [*range(border), *range(length)], [0] * border + [1] * length,
         lambda i, j: j < border or i >= border, border + np.flatnonzero(masked), window[masked],
     )  # fmt: skip
-    found = losses_of(network, lay_prefix(prefix, window, masked, network.spec))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    found = losses_of(network, lay_prefix(prefix, window, masked[None], network.spec))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_copies_of_a_window_share_the_prefix_and_do_not_see_each_other(network):
+    prefix, _ = text(9, 3)
+    window, _ = text(6, 6)
+    masks = np.random.default_rng(0).random((3, 6)) < 0.5
+    alone = [losses_of(network, lay_prefix(prefix, window, mask[None], network.spec)) for mask in masks]
+    together = losses_of(network, lay_prefix(prefix, window, masks, network.spec))
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-4)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 8, 16])
@@ -88,7 +97,7 @@ def test_two_streams_equal_one_pass_a_block(network, block_size, length):
             lambda i, j, first=first: j // block_size <= i // block_size, wanted, tokens[wanted],
         ))  # fmt: skip
     found = losses_of(network, lay_block(window, masked, block_size, network.spec))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_packing_changes_no_loss(network):
@@ -96,18 +105,20 @@ def test_packing_changes_no_loss(network):
     short, one = text(1, 2)
     layouts = [
         lay_block(window, masked, 4, network.spec), lay_full(short, one, network.spec),
-        lay_prefix(window[:6], short, one, network.spec), lay_block(short, one, 1, network.spec),
-        lay_prefix(short[:0], window, masked, network.spec),
+        lay_prefix(window[:6], short, one[None], network.spec), lay_block(short, one, 1, network.spec),
+        lay_prefix(short[:0], window, masked[None], network.spec),
     ]  # fmt: skip
     alone = np.concatenate([losses_of(network, layout) for layout in layouts])
-    np.testing.assert_allclose(losses_of(network, *layouts), alone, atol=2e-5)
+    np.testing.assert_allclose(losses_of(network, *layouts), alone, atol=1e-4)
 
 
 def test_chosen_rows_have_the_losses_they_have_among_all(network):
     window, masked = text(30, 5)
-    pack = pack_layouts([lay_block(window, masked, 4, network.spec), lay_prefix(window, window, masked, network.spec)])
+    pack = pack_layouts(
+        [lay_block(window, masked, 4, network.spec), lay_prefix(window, window, masked[None], network.spec)]
+    )
     chosen = np.arange(1, len(pack.targets), 3)
     with torch.no_grad():
         every, some = masked_losses(network, pack), masked_losses(network, pack, chosen)
-    np.testing.assert_allclose(some.tokens, every.tokens[torch.from_numpy(chosen)], atol=2e-5)
+    np.testing.assert_allclose(some.tokens, every.tokens[torch.from_numpy(chosen)], atol=1e-4)
     assert torch.equal(some.sequence, every.sequence[torch.from_numpy(chosen)])

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from diffscore_fast.backbones.load import load_model
 from diffscore_fast.backbones.weights import load_weights, quantise_rows
-from diffscore_fast.training.__main__ import main
+from diffscore_fast.errors import CheckpointError
 from diffscore_fast.training.evaluation import held_out_losses
 from diffscore_fast.training.examples import Mixture
+from diffscore_fast.training.export import export_checkpoint
 from diffscore_fast.training.optimiser import Schedule, WeightAverage
 from diffscore_fast.training.trainer import Settings, Trainer
 
@@ -78,24 +78,32 @@ def test_it_learns_what_the_prefix_tells(trainer, corpus):
     assert losses["full@0.15"] < losses["full@0.85"]
 
 
-def test_average_starts_as_a_plain_mean_and_then_forgets():
+def test_average_looks_back_over_a_fifth_of_the_run_and_the_horizon_at_most():
+    """On weights equal to the step number, the average lags by its mean look-back."""
     model = torch.nn.Linear(1, 1, bias=False)
-    average = WeightAverage(model, every=1, horizon=4)
-    for step, value in enumerate([8.0, 4.0, 0.0, 0.0, 4.0], start=1):
-        model.weight.data.fill_(value)
+    average = WeightAverage(model, every=1, horizon=40)
+    model.weight.data.fill_(-1000.0)  # a start far off is forgotten at the first update
+    lags = {}
+    for step in range(1, 1001):
+        model.weight.data.fill_(step)
         average.update(model, step)
-        if step == 3:
-            assert average.weights["weight"].item() == pytest.approx(4.0)
-    # Fourth update with share 1/4, fifth too: 4 -> 3 -> 3.25.
-    assert average.weights["weight"].item() == pytest.approx(3.25)
+        lags[step] = step - average.weights["weight"].item()
+    assert lags[60] == pytest.approx(60 / 6, rel=0.2)  # weights n^4 have their mean at 5/6 of the way
+    assert lags[1000] == pytest.approx(39, rel=0.01)
 
 
 def test_export_is_the_averaged_checkpoint_in_eight_bits(trainer, tmp_path, corpus):
     run = trainer("run")
     run.run(steps=6)
     folder = tmp_path / "exported"
-    result = CliRunner().invoke(main, ["export", "--run", str(tmp_path / "run"), "--out", str(folder)])
-    assert result.exit_code == 0, result.output
+    with pytest.raises(CheckpointError, match="in 8 bits"):  # random weights of this scale do not take rounding
+        export_checkpoint(tmp_path / "run", run.held_out, folder, sequences=8, largest_change=1e-6)
+    assert not folder.exists()
+    checksum = export_checkpoint(tmp_path / "run", run.held_out, folder, sequences=8, largest_change=1.0)
+    card = (folder / "MODEL_CARD.md").read_text()
+    assert checksum in card
+    assert "$" not in card
+    assert "| full@0.15 |" in card
     exact = load_weights(tmp_path / "run" / "checkpoint" / "model" / "model.safetensors")
     for name, rounded in load_weights(folder / "model.safetensors").items():
         if rounded.dim() == 2:
