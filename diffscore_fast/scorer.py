@@ -48,7 +48,7 @@ DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
 ATTENTIONS = ("full", "prefix")
 # Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
-TOKENS_AT_ONCE = 1 << 18
+TOKENS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -78,3 +78,7 @@ def info() -> None:
     from diffscore_fast.cli.info import print_info
 
     print_info()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
+from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
 
 ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
+
+
+@dataclass(frozen=True)
+class LogitStatistics:
+    """What one pass over the vocabulary tells about each row, [N] each.
+
+    Parameters
+    ----------
+    log_prob : float32
+        As `masked_logprob` returns it.
+    log_sum_exp : float32
+        log sum_v exp z[n, v].
+    entropy : float32
+        - sum_v p[n, v] log p[n, v], in nats.
+    rank : int64
+        Number of tokens whose logit is above the target's; 0 where the target is the most probable.
+    """
+
+    log_prob: Tensor
+    log_sum_exp: Tensor
+    entropy: Tensor
+    rank: Tensor
 
 
 def masked_logprob(
@@ -21,12 +49,14 @@ def masked_logprob(
     vocab_size: int | None = None,
     logit_scale: float = 1.0,
     soft_cap: float | None = None,
+    weight_scale: Tensor | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
     """Log-probability of each target under the softmax over the vocabulary.
 
     log p[n] = z[n, targets[n]] - log sum_v exp z[n, v],  z = cap(logit_scale * (hidden @ weight.T + bias)),
     cap(z) = soft_cap * tanh(z / soft_cap), with v over the first `vocab_size` rows less `excluded_ids`.
+    Differentiable in hidden, weight and bias.
 
     Parameters
     ----------
@@ -44,12 +74,14 @@ def masked_logprob(
         Number of real vocabulary rows; rows beyond are padding. All rows if not given.
     logit_scale, soft_cap : float
         As in the formula.
+    weight_scale : Tensor [V], optional
+        With an int8 `weight`: row v of the projection is weight_scale[v] * weight[v].
     implementation : str
         "auto", or a name; a named one runs or raises.
 
     Returns
     -------
-    Tensor [N], float32
+    Tensor [N], float32 (float64 for float64 hidden states, which the reference alone takes)
         Natural log-probabilities.
 
     Raises
@@ -57,36 +89,139 @@ def masked_logprob(
     IndexError
         If a target is outside the real vocabulary.
     """
+    size = _real_size(weight, targets, vocab_size)
+    chosen = MASKED_LOGPROB.resolve(hidden.device, _wanted(hidden, implementation))
+    return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
+
+
+def masked_logprob_statistics(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, rows: Tensor | None = None,
+    excluded_ids: tuple[int, ...] = (), vocab_size: int | None = None, logit_scale: float = 1.0,
+    soft_cap: float | None = None, weight_scale: Tensor | None = None, implementation: str = AUTO,
+) -> LogitStatistics:  # fmt: skip
+    """Log-prob with log-sum-exp, entropy and the target's rank, from the same pass; arguments of `masked_logprob`.
+
+    Not differentiable.
+    """
+    size = _real_size(weight, targets, vocab_size)
+    chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, _wanted(hidden, implementation))
+    with torch.no_grad():
+        return LogitStatistics(*chosen.function(
+            hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
+        ))  # fmt: skip
+
+
+def _real_size(weight: Tensor, targets: Tensor, vocab_size: int | None) -> int:
     size = weight.shape[0] if vocab_size is None else vocab_size
     outside = (targets < 0) | (targets >= size)
     if bool(outside.any()):
         row = int(outside.nonzero()[0, 0])
         raise IndexError(f"masked_logprob: targets[{row}] is {int(targets[row])}, outside the vocabulary of {size}")
-    chosen = MASKED_LOGPROB.resolve(hidden.device, implementation)
-    return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap)
+    return size
 
 
-def _reference(
+def _wanted(hidden: Tensor, implementation: str) -> str:
+    """Kernels accumulate in float32, so float64 hidden states, which ask for more, go to the reference."""
+    return "reference" if implementation == AUTO and hidden.dtype == torch.float64 else implementation
+
+
+def _reference_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, excluded_ids: tuple[int, ...], logit_scale: float,
+    soft_cap: float | None,
+) -> Tensor:  # fmt: skip
+    logits = torch.nn.functional.linear(hidden, weight)
+    if bias is not None:
+        logits = logits + bias
+    logits = logits * logit_scale
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    if excluded_ids:
+        logits[:, list(excluded_ids)] = -torch.inf
+    return logits
+
+
+def _reference_pieces(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
     excluded_ids: tuple[int, ...], vocab_size: int, logit_scale: float, soft_cap: float | None,
-) -> Tensor:  # fmt: skip
+    weight_scale: Tensor | None,
+) -> Any:  # fmt: skip
+    """Logits [n, V], targets [n, 1] and target logits [n] of at most ROWS_AT_ONCE rows at a time."""
     # Low-precision logits would put every score on a coarse grid, so the product itself is made in float32.
-    weight = weight[:vocab_size].float()
+    precision = torch.promote_types(hidden.dtype, torch.float32)
+    weight = weight[:vocab_size].to(precision)
+    if weight_scale is not None:
+        weight = weight * weight_scale[:vocab_size, None].to(precision)
+    bias = None if bias is None else bias[:vocab_size].to(precision)
     if rows is not None:
         hidden = hidden[rows]
-    pieces = []
     for start in range(0, len(targets), ROWS_AT_ONCE):
-        logits = torch.nn.functional.linear(hidden[start : start + ROWS_AT_ONCE].float(), weight)
-        if bias is not None:
-            logits = logits + bias[:vocab_size].float()
-        logits = logits * logit_scale
-        if soft_cap is not None:
-            logits = soft_cap * torch.tanh(logits / soft_cap)
-        if excluded_ids:
-            logits[:, list(excluded_ids)] = -torch.inf
-        target_logits = logits.gather(1, targets[start : start + ROWS_AT_ONCE, None]).squeeze(1)
-        pieces.append(target_logits - logits.logsumexp(dim=1))
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float32, device=hidden.device)
+        states = hidden[start : start + ROWS_AT_ONCE].to(precision)
+        logits = _reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
+        yield logits, logits.gather(1, targets[start : start + ROWS_AT_ONCE, None]).squeeze(1)
 
 
-MASKED_LOGPROB = Operation("masked_logprob", [Implementation("reference", _reference, anywhere)])
+def _reference(hidden: Tensor, *arguments: Any) -> Tensor:
+    pieces = [target - logits.logsumexp(dim=1) for logits, target in _reference_pieces(hidden, *arguments)]
+    precision = torch.promote_types(hidden.dtype, torch.float32)
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=precision, device=hidden.device)
+
+
+def _reference_statistics(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    precision = torch.promote_types(hidden.dtype, torch.float32)
+    columns: list[list[Tensor]] = [
+        [torch.zeros(0, dtype=kind, device=hidden.device)] for kind in (precision, precision, precision, torch.int64)
+    ]
+    for logits, target in _reference_pieces(hidden, *arguments):
+        log_sum_exp = logits.logsumexp(dim=1)
+        log_probs = logits - log_sum_exp[:, None]
+        # A token of probability 0 adds nothing: p log p goes to 0 with p.
+        entropy = -torch.where(log_probs > -torch.inf, log_probs.exp() * log_probs, 0.0).sum(dim=1)
+        rank = (logits > target[:, None]).sum(dim=1)
+        for column, item in zip(columns, (target - log_sum_exp, log_sum_exp, entropy, rank), strict=True):
+            column.append(item)
+    log_prob, log_sum_exp, entropy, rank = (torch.cat(column) for column in columns)
+    return log_prob, log_sum_exp, entropy, rank
+
+
+def _cpu(*arguments: Any) -> Tensor:
+    return torch.ops.diffscore_fast.masked_logprob(*arguments)[0]
+
+
+def _cpu_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments)
+
+
+def _triton_inputs(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """The arguments less `weight_scale`: 8-bit rows are spread out first, in the type of the hidden states."""
+    weight_scale = arguments[-1]
+    if weight_scale is not None:
+        weight = (weight.float() * weight_scale[:, None].float()).to(hidden.dtype)
+    elif weight.dtype != hidden.dtype:
+        raise ImplementationError(f"masked_logprob: 'triton' needs one type; got {hidden.dtype} and {weight.dtype}")
+    return (hidden, weight, *arguments[:-1])
+
+
+def _triton(*arguments: Any) -> Tensor:
+    return kernels("masked_logprob").MaskedLogprob.apply(*_triton_inputs(*arguments))
+
+
+def _triton_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return kernels("masked_logprob").run(*_triton_inputs(*arguments), statistics=True)
+
+
+MASKED_LOGPROB = Operation(
+    "masked_logprob",
+    [
+        Implementation("cpu", _cpu, cpu_unavailable),
+        Implementation("triton", _triton, triton_unavailable),
+        Implementation("reference", _reference, anywhere),
+    ],
+)
+MASKED_LOGPROB_STATISTICS = Operation(
+    "masked_logprob_statistics",
+    [
+        Implementation("cpu", _cpu_statistics, cpu_unavailable),
+        Implementation("triton", _triton_statistics, triton_unavailable),
+        Implementation("reference", _reference_statistics, anywhere),
+    ],
+)

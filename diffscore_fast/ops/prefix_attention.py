@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
 
 SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
 
@@ -68,7 +70,15 @@ def prefix_attention(
     Returns
     -------
     Tensor [Q, H, d], in the type of `query`
+
+    The reference alone is differentiable; "auto" takes it where a gradient is wanted.
     """
+    if (
+        implementation == AUTO
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in (query, key, value, prefix_key, prefix_value))
+    ):
+        implementation = "reference"
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
     return chosen.function(query, key, value, prefix_key, prefix_value, layout)
 
@@ -142,4 +152,31 @@ def _expand(rows: Tensor, heads: int) -> Tensor:
     return rows if rows.shape[1] == heads else rows.repeat_interleave(heads // rows.shape[1], dim=1)
 
 
-PREFIX_ATTENTION = Operation("prefix_attention", [Implementation("reference", _reference, anywhere)])
+def _cpu(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> Tensor:
+    arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
+    key_offsets, query_offsets, starts, lengths = (torch.from_numpy(array) for array in arrays)
+    places = None if layout.query_places is None else torch.from_numpy(layout.query_places)
+    return torch.ops.diffscore_fast.prefix_attention(
+        query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block
+    )
+
+
+def _triton(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> Tensor:
+    return kernels("prefix_attention").run(
+        query, key, value, prefix_key, prefix_value, layout.key_offsets, layout.query_offsets, layout.prefix_starts,
+        layout.prefix_lengths, layout.query_places, layout.block,
+    )  # fmt: skip
+
+
+PREFIX_ATTENTION = Operation(
+    "prefix_attention",
+    [
+        Implementation("cpu", _cpu, cpu_unavailable),
+        Implementation("triton", _triton, triton_unavailable),
+        Implementation("reference", _reference, anywhere),
+    ],
+)

@@ -52,6 +52,10 @@ class Operation:
             raise ImplementationError(f"{self.name}: implementation {wanted!r} cannot run on {device}: {reason}")
         return self.implementations[wanted]
 
+    def reasons(self, device: torch.device) -> dict[str, str | None]:
+        """Every implementation in order of preference: None where it can run on `device`, else why it cannot."""
+        return {name: item.unavailable(device) for name, item in self.implementations.items()}
+
 
 def anywhere(device: torch.device) -> str | None:
     """Availability of an implementation that runs on every device."""

@@ -1,0 +1,37 @@
+// The inner loops for x86 processors with AVX2 and FMA; the check is made at run time, so one build serves all.
+#include "inner.h"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace diffscore {
+namespace {
+constexpr const char* kInstructionSet = "avx2";
+}
+}  // namespace diffscore
+
+#include "inner_loops.inc"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+const diffscore::InnerKernels* diffscore::avx2_kernels() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kKernels : nullptr;
+}
+
+#else
+
+const diffscore::InnerKernels* diffscore::avx2_kernels() {
+  return nullptr;
+}
+
+#endif

@@ -1,0 +1,313 @@
+// Attention of packed windows over a shared prefix and over themselves, online softmax in two ordered stages.
+//
+// A lane is a query. Stage one takes the queries of all windows that see one prefix, 24 at a time, over tiles of 64
+// prefix keys and leaves (maximum, sum, accumulator) for each query; stage two goes on over the window's own keys from
+// that state, which is the merge by log-sum-exp without a second softmax. Scores exist as a [64, 24] tile only, with
+// keys down and queries across, so that maximum and sum need no work across a vector.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "convert.h"
+#include "inner.h"
+#include "parallel.h"
+
+namespace diffscore {
+namespace {
+
+constexpr int64_t kTileKeys = 64;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes
+
+// Rows of one head or of a [N, heads, width] tensor, float32, with the last dimension contiguous.
+struct Heads {
+  const float* data;
+  int64_t row_stride, head_stride;
+
+  explicit Heads(const at::Tensor& t)
+      : data(t.const_data_ptr<float>()), row_stride(t.stride(0)), head_stride(t.stride(1)) {}
+  Heads(const float* data, int64_t row_stride) : data(data), row_stride(row_stride), head_stride(0) {}
+  const float* at(int64_t row, int64_t head) const { return data + row * row_stride + head * head_stride; }
+};
+
+struct Layout {
+  const int64_t *key_offsets, *query_offsets, *prefix_starts, *prefix_lengths;
+  const int64_t* query_places;  // null: every key row has its query
+  int64_t windows, block;
+};
+
+// Query rows that see the same prefix, in panels that one unit of work takes together.
+struct PrefixUnit {
+  const int64_t* rows;
+  int64_t count, start, length;
+};
+
+struct Problem {
+  Heads query, key, value, prefix_key, prefix_value;
+  Layout layout;
+  int64_t heads, group, width;  // `group` query heads share a key-value head
+  float scale;
+  float* state;                 // [Q, heads, width]: accumulators after stage one, the result after stage two
+  float *maximum, *sum;         // [Q, heads]
+};
+
+// Keys and values of one head, copied side by side. Rows of many heads lie a power of two times a small number apart,
+// so that a strided walk would meet few cache sets.
+class HeadCopy {
+ public:
+  void fill(const Problem& problem, const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
+    keys_.resize(rows * problem.width);
+    values_.resize(rows * problem.width);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(key.at(first + row, head / problem.group), problem.width, keys_.data() + row * problem.width);
+      std::copy_n(value.at(first + row, head / problem.group), problem.width, values_.data() + row * problem.width);
+    }
+    width_ = problem.width;
+  }
+  const float* key(int64_t row) const { return keys_.data() + row * width_; }
+  const float* value(int64_t row) const { return values_.data() + row * width_; }
+
+ private:
+  std::vector<float> keys_, values_;
+  int64_t width_ = 0;
+};
+
+// The running softmax of up to kLanes queries of one head.
+class Panel {
+ public:
+  Panel(const InnerKernels& inner, const Problem& problem)
+      : inner_(inner), problem_(problem), query_(problem.width * kLanes), accumulator_(problem.width * kLanes),
+        tile_(kTileKeys * kLanes), maximum_(kLanes), sum_(kLanes), limits_(kLanes), spare_(problem.width) {
+    std::fill_n(spare_.get(), problem.width, 0.0f);
+  }
+
+  // Takes queries rows[0] .. rows[count - 1], which have seen nothing.
+  void start(const int64_t* rows, int64_t count, int64_t head) {
+    rows_ = rows;
+    count_ = count;
+    head_ = head;
+    vectors_ = vectors_for(count);
+    const float* from[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      from[lane] = lane < count ? problem_.query.at(rows[lane], head) : spare_.get();
+    inner_.gather(from, problem_.width, problem_.scale, query_.get(), vectors_);
+    std::fill_n(maximum_.get(), kLanes, -kInfinity);
+    std::fill_n(sum_.get(), kLanes, 0.0f);
+    std::fill_n(accumulator_.get(), problem_.width * kLanes, 0.0f);
+  }
+
+  // Goes on from what `store_state` left.
+  void load_state() {
+    const float* from[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      from[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
+      if (lane < count_) {
+        maximum_.get()[lane] = problem_.maximum[place(lane)];
+        sum_.get()[lane] = problem_.sum[place(lane)];
+      }
+    }
+    inner_.gather(from, problem_.width, 1.0f, accumulator_.get(), vectors_);
+  }
+
+  // Block-causal: a query at place p sees its window's keys below (p // block + 1) * block.
+  void limit_to_blocks(const Layout& layout, int64_t first_row_of_window) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t row = rows_[std::min(lane, count_ - 1)];
+      const int64_t at = layout.query_places ? layout.query_places[row] : row - first_row_of_window;
+      limits_.get()[lane] = static_cast<float>((at / layout.block + 1) * layout.block);
+    }
+  }
+
+  void attend(const HeadCopy& copy, int64_t length, bool limited) {
+    for (int64_t at = 0; at < length; at += kTileKeys) {
+      const int64_t keys = std::min(kTileKeys, length - at), width = problem_.width;
+      inner_.product(copy.key(at), width, 1, keys, width, query_.get(), tile_.get(), false, vectors_);
+      inner_.attend(tile_.get(), keys, static_cast<float>(at), limited ? limits_.get() : nullptr, maximum_.get(),
+                    sum_.get(), accumulator_.get(), width, vectors_);
+      inner_.product(copy.value(at), 1, width, width, keys, tile_.get(), accumulator_.get(), true, vectors_);
+    }
+  }
+
+  void store_state() {
+    for (int64_t lane = 0; lane < count_; ++lane) {
+      problem_.maximum[place(lane)] = maximum_.get()[lane];
+      problem_.sum[place(lane)] = sum_.get()[lane];
+    }
+    store(nullptr);
+  }
+
+  // A query that has seen no key has sum 0 and accumulator 0; its result is 0, as the reference's.
+  void store_result() {
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      sum_.get()[lane] = sum_.get()[lane] == 0.0f ? 0.0f : 1.0f / sum_.get()[lane];
+    store(sum_.get());
+  }
+
+ private:
+  int64_t place(int64_t lane) const { return rows_[lane] * problem_.heads + head_; }
+
+  void store(const float* scales) {
+    float* to[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      to[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
+    inner_.scatter(accumulator_.get(), problem_.width, scales, to, vectors_);
+  }
+
+  const InnerKernels& inner_;
+  const Problem& problem_;
+  Scratch query_, accumulator_, tile_, maximum_, sum_, limits_, spare_;
+  const int64_t* rows_ = nullptr;
+  int64_t count_ = 0, head_ = 0;
+  int vectors_ = 0;
+};
+
+void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::vector<PrefixUnit>& units) {
+  const int64_t count = static_cast<int64_t>(units.size());
+  share_units(count * problem.heads, [&](const auto& claim) {
+    Panel panel(inner, problem);
+    HeadCopy copy;
+    for (int64_t index; claim(index);) {
+      const PrefixUnit& unit = units[index / problem.heads];  // heads vary fastest: a unit's query rows stay in cache
+      const int64_t head = index % problem.heads;
+      copy.fill(problem, problem.prefix_key, problem.prefix_value, unit.start, unit.length, head);
+      for (int64_t first = 0; first < unit.count; first += kLanes) {
+        panel.start(unit.rows + first, std::min(kLanes, unit.count - first), head);
+        panel.attend(copy, unit.length, false);
+        panel.store_state();
+      }
+    }
+  });
+}
+
+void window_stage(const InnerKernels& inner, const Problem& problem) {
+  const Layout& layout = problem.layout;
+  share_units(layout.windows, [&](const auto& claim) {
+    Panel panel(inner, problem);
+    HeadCopy copy;
+    int64_t rows[kLanes];
+    for (int64_t window; claim(window);) {
+      const int64_t first_key = layout.key_offsets[window], keys = layout.key_offsets[window + 1] - first_key;
+      const int64_t begin = layout.query_offsets[window], end = layout.query_offsets[window + 1];
+      if (begin == end) continue;
+      for (int64_t head = 0; head < problem.heads; ++head) {
+        copy.fill(problem, problem.key, problem.value, first_key, keys, head);
+        for (int64_t first = begin; first < end; first += kLanes) {
+          const int64_t count = std::min(kLanes, end - first);
+          for (int64_t lane = 0; lane < count; ++lane) rows[lane] = first + lane;
+          panel.start(rows, count, head);
+          if (layout.prefix_lengths[window] > 0) panel.load_state();
+          if (layout.block > 0) panel.limit_to_blocks(layout, begin);
+          panel.attend(copy, keys, layout.block > 0);
+          panel.store_result();
+        }
+      }
+    }
+  });
+}
+
+// The work of stage one. `rows` keeps the query rows, prefix after prefix, that the units point into.
+std::vector<PrefixUnit> prefix_units(const Layout& layout, std::vector<int64_t>& rows) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> windows_of;
+  for (int64_t window = 0; window < layout.windows; ++window) {
+    if (layout.prefix_lengths[window] > 0)
+      windows_of[{layout.prefix_starts[window], layout.prefix_lengths[window]}].push_back(window);
+  }
+  rows.reserve(layout.query_offsets[layout.windows] + 1);  // units keep pointers: it must not grow
+  std::vector<PrefixUnit> units;
+  for (const auto& [prefix, windows] : windows_of) {
+    const int64_t begin = static_cast<int64_t>(rows.size());
+    for (const int64_t window : windows) {
+      for (int64_t row = layout.query_offsets[window]; row < layout.query_offsets[window + 1]; ++row)
+        rows.push_back(row);
+    }
+    const int64_t end = static_cast<int64_t>(rows.size()), step = kPanelsAtOnce * kLanes;
+    for (int64_t at = begin; at < end; at += step)
+      units.push_back({rows.data() + at, std::min(step, end - at), prefix.first, prefix.second});
+  }
+  return units;
+}
+
+void check_offsets(const at::Tensor& offsets, int64_t windows, int64_t rows, const char* name) {
+  TORCH_CHECK(offsets.scalar_type() == at::kLong && offsets.dim() == 1 && offsets.size(0) == windows + 1,
+              "prefix_attention: ", name, " must be [", windows + 1, "] int64; got ", offsets.sizes());
+  const int64_t* at = offsets.const_data_ptr<int64_t>();
+  for (int64_t w = 0; w < windows; ++w)
+    TORCH_CHECK(at[w] <= at[w + 1], "prefix_attention: ", name, " falls at window ", w);
+  TORCH_CHECK(at[0] == 0 && at[windows] == rows, "prefix_attention: ", name, " must run from 0 to ", rows, "; got ",
+              at[0], " to ", at[windows]);
+}
+
+void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& prefix_key,
+           const at::Tensor& prefix_value, const at::Tensor& key_offsets, const at::Tensor& query_offsets,
+           const at::Tensor& prefix_starts, const at::Tensor& prefix_lengths,
+           const std::optional<at::Tensor>& query_places) {
+  TORCH_CHECK(query.dim() == 3, "prefix_attention: query must be [Q, H, d]; got ", query.sizes());
+  for (const at::Tensor& t : {key, value, prefix_key, prefix_value}) {
+    TORCH_CHECK(t.dim() == 3 && t.size(2) == query.size(2) && t.size(1) == key.size(1) && t.size(1) > 0 &&
+                    query.size(1) % t.size(1) == 0,
+                "prefix_attention: keys and values must be [rows, Hkv, ", query.size(2), "] with Hkv a divisor of ",
+                query.size(1), "; got ", t.sizes());
+    TORCH_CHECK(t.scalar_type() == query.scalar_type(), "prefix_attention: query is ", query.scalar_type(),
+                ", a key or value ", t.scalar_type());
+  }
+  TORCH_CHECK(key.size(0) == value.size(0) && prefix_key.size(0) == prefix_value.size(0),
+              "prefix_attention: keys and values differ in rows");
+  const int64_t windows = prefix_starts.numel();
+  check_offsets(key_offsets, windows, key.size(0), "key_offsets");
+  check_offsets(query_offsets, windows, query.size(0), "query_offsets");
+  TORCH_CHECK(prefix_lengths.numel() == windows && prefix_starts.scalar_type() == at::kLong &&
+                  prefix_lengths.scalar_type() == at::kLong,
+              "prefix_attention: prefix_starts and prefix_lengths must be [", windows, "] int64");
+  for (int64_t w = 0; w < windows; ++w) {
+    const int64_t start = prefix_starts.const_data_ptr<int64_t>()[w];
+    const int64_t length = prefix_lengths.const_data_ptr<int64_t>()[w];
+    TORCH_CHECK(length >= 0 && (length == 0 || (start >= 0 && start + length <= prefix_key.size(0))),
+                "prefix_attention: window ", w, " sees prefix rows ", start, " .. ", start + length, " of ",
+                prefix_key.size(0));
+  }
+  TORCH_CHECK(!query_places || (query_places->scalar_type() == at::kLong && query_places->numel() == query.size(0)),
+              "prefix_attention: query_places must be [", query.size(0), "] int64");
+}
+
+at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const at::Tensor& prefix_key, const at::Tensor& prefix_value, const at::Tensor& key_offsets,
+                            const at::Tensor& query_offsets, const at::Tensor& prefix_starts,
+                            const at::Tensor& prefix_lengths, const std::optional<at::Tensor>& query_places,
+                            int64_t block) {
+  check(query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, prefix_starts, prefix_lengths,
+        query_places);
+  const auto prepare = [](const at::Tensor& t) { return last_contiguous(t.to(at::kFloat)); };
+  const at::Tensor q = prepare(query), k = prepare(key), v = prepare(value);
+  const at::Tensor pk = prepare(prefix_key), pv = prepare(prefix_value);
+  const int64_t heads = q.size(1), width = q.size(2);
+  at::Tensor out = at::empty({q.size(0), heads, width}, q.options());
+  Scratch maximum(q.size(0) * heads), sum(q.size(0) * heads);
+  const Layout layout{key_offsets.const_data_ptr<int64_t>(),    query_offsets.const_data_ptr<int64_t>(),
+                      prefix_starts.const_data_ptr<int64_t>(),  prefix_lengths.const_data_ptr<int64_t>(),
+                      query_places ? query_places->const_data_ptr<int64_t>() : nullptr,
+                      prefix_starts.numel(), block};
+  const Problem problem{Heads(q), Heads(k), Heads(v), Heads(pk), Heads(pv), layout, heads, heads / k.size(1), width,
+                        1.0f / std::sqrt(static_cast<float>(width)), out.data_ptr<float>(), maximum.get(), sum.get()};
+  std::vector<int64_t> rows;
+  const std::vector<PrefixUnit> units = prefix_units(layout, rows);
+  const InnerKernels& inner = inner_kernels();
+  prefix_stage(inner, problem, units);
+  window_stage(inner, problem);
+  return out.to(query.scalar_type());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(diffscore_fast, CPU, m) {
+  m.impl("prefix_attention", prefix_attention);
+}
+
+}  // namespace diffscore

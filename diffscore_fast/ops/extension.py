@@ -1,0 +1,64 @@
+"""The C++ extension: whether it is there, what its operations return (for tracing) and how they differentiate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffscore_fast.ops.logit_gradients import logit_gradients
+
+try:
+    from diffscore_fast import _C
+except ImportError as error:
+    _C = None
+    _reason = f"the C++ extension diffscore_fast._C cannot be loaded ({error}); reinstall where a C++ compiler is found"
+
+
+def cpu_unavailable(device: torch.device) -> str | None:
+    """Availability of the `cpu` implementations: None, or one sentence that says why not."""
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device.type}"
+    return None if _C is not None else _reason
+
+
+def instruction_set() -> str | None:
+    """Name of the inner loops that this processor runs ("avx2", "portable"); None without the extension."""
+    return None if _C is None else _C.instruction_set()
+
+
+def _fake_logprob(hidden, weight, bias, targets, rows, *options) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    shape = targets.shape
+    return hidden.new_empty(shape, dtype=torch.float32), hidden.new_empty(shape, dtype=torch.float32)
+
+
+def _fake_statistics(hidden, weight, bias, targets, rows, *options):  # type: ignore[no-untyped-def]
+    floats = [hidden.new_empty(targets.shape, dtype=torch.float32) for _ in range(3)]
+    return (*floats, torch.empty_like(targets))
+
+
+def _fake_attention(query, *others) -> Tensor:  # type: ignore[no-untyped-def]
+    return query.new_empty(query.shape)
+
+
+def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale = inputs
+    ctx.save_for_backward(hidden, weight, bias, targets, rows, weight_scale, output[1])
+    ctx.options = (excluded_ids, vocab_size, logit_scale, soft_cap)
+
+
+def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-def]
+    hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
+    excluded_ids, vocab_size, logit_scale, soft_cap = ctx.options
+    grads = logit_gradients(
+        hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale,
+        log_sum_exp=log_sum_exp, grad_log_prob=grad_log_prob, grad_log_sum_exp=grad_log_sum_exp,
+        wanted=ctx.needs_input_grad[:3],
+    )  # fmt: skip
+    return (*grads, None, None, None, None, None, None, None)
+
+
+if _C is not None:
+    torch.library.register_fake("diffscore_fast::masked_logprob", _fake_logprob)
+    torch.library.register_fake("diffscore_fast::masked_logprob_statistics", _fake_statistics)
+    torch.library.register_fake("diffscore_fast::prefix_attention", _fake_attention)
+    torch.library.register_autograd("diffscore_fast::masked_logprob", _backward, setup_context=_save_for_backward)

@@ -1,0 +1,36 @@
+"""Whether the Triton kernels can run; they are imported at their first use, since Triton takes a second to load."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+PACKAGE = "diffscore_fast.kernels"
+
+
+def triton_unavailable(device: torch.device) -> str | None:
+    """Availability of the `triton` implementations: None, or one sentence that says why not.
+
+    On the CPU they run in Triton's interpreter alone, which TRITON_INTERPRET=1 turns on and which is for tests.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "it runs on a GPU, not on cpu (in Triton's interpreter with TRITON_INTERPRET=1)"
+    return None if device.type in ("cpu", "cuda") else f"it runs on CUDA and ROCm devices, not on {device.type}"
+
+
+def kernels(name: str) -> ModuleType:
+    """The module `diffscore_fast.kernels.<name>`."""
+    if PACKAGE not in sys.modules and importlib.util.find_spec(PACKAGE) is None:
+        # An editable installation: setuptools' finder passes over a folder without __init__.py inside a package.
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(Path(__file__).parents[2] / "kernels")]
+        sys.modules[PACKAGE] = package
+    return import_module(f"{PACKAGE}.{name}")

@@ -1,0 +1,469 @@
+"""Triton kernels of masked_logprob: log-softmax of the vocabulary projection, gathered at the target.
+
+Programs form a grid of (row blocks, vocabulary splits). Each keeps a [BLOCK_N, BLOCK_V] tile of logits in registers
+and takes it into an online softmax; a second kernel merges the splits in order. The number of splits is a constant of
+the vocabulary's size, and nothing is added atomically, so a row's bits depend on no other row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_SPLITS = 64
+LEAST_SPLIT = 1024  # vocabulary rows
+GRADIENTS_AT_ONCE = 1 << 26  # bounds the backward's slice of logit gradients, in numbers
+
+
+class Config(NamedTuple):
+    """Tile sizes and launch options; constants of the type, never tuned by timing."""
+
+    BLOCK_N: int
+    BLOCK_V: int
+    BLOCK_D: int
+    num_warps: int
+    num_stages: int
+
+
+def config_for(dtype: torch.dtype) -> Config:
+    # float32 products run on the plain cores, whose accumulators and operands take twice the registers.
+    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(128, 128, 64, 8, 3)
+
+
+@triton.jit
+def logits_tile(
+    hidden,
+    weight,
+    bias,
+    row,
+    row_ok,
+    token,
+    token_ok,
+    width,
+    hidden_stride,
+    weight_stride,
+    logit_scale,
+    soft_cap,
+    HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """z [BLOCK_N, BLOCK_V] = cap(scale * (hidden[row] . weight[token] + bias[token])).
+
+    hidden [*, width], weight [*, width] with unit stride along `width`; `row` and `token` are int64, because row times
+    stride passes 2^31 (LLaDA's vocabulary times 16,981 rows). Rows and tokens that are not `ok` are read as 0.
+    """
+    total = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+    for start in range(0, width, BLOCK_D):
+        column = start + tl.arange(0, BLOCK_D)
+        inside = column < width
+        states = tl.load(
+            hidden + row[:, None] * hidden_stride + column[None, :], mask=row_ok[:, None] & inside[None, :], other=0.0
+        )
+        part = tl.load(
+            weight + token[:, None] * weight_stride + column[None, :],
+            mask=token_ok[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total = tl.dot(states, tl.trans(part), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + token, mask=token_ok, other=0.0).to(tl.float32)[None, :]
+    total *= logit_scale
+    if HAS_CAP:
+        # tanh by exp of a negative number, which cannot overflow
+        small = tl.exp(-2.0 * tl.abs(total) / soft_cap)
+        tangent = (1.0 - small) / (1.0 + small)
+        total = tl.where(total < 0, -soft_cap * tangent, soft_cap * tangent)
+    return total
+
+
+@triton.jit
+def not_excluded(token, excluded, EXCLUDED: tl.constexpr):
+    """False where `token` is one of excluded[0 .. EXCLUDED]."""
+    keep = token >= 0
+    for index in range(EXCLUDED):
+        keep &= token != tl.load(excluded + index)
+    return keep
+
+
+@triton.jit
+def target_logits_kernel(
+    hidden,
+    weight,
+    bias,
+    rows,
+    targets,
+    excluded,
+    target_logit,
+    count,
+    width,
+    hidden_stride,
+    weight_stride,
+    logit_scale,
+    soft_cap,
+    HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXCLUDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """target_logit [N] before the pass that ranks it: the diagonal of the rows' tile with the rows' own targets.
+
+    The tile has the forward pass's shape, so that the target's logit has the bits that the pass will compare it with.
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ok = place < count
+    row = tl.load(rows + place, mask=ok, other=0)
+    other = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_V)
+    other_ok = other < count
+    token = tl.load(targets + other, mask=other_ok, other=0)
+    z = logits_tile(
+        hidden,
+        weight,
+        bias,
+        row,
+        ok,
+        token,
+        other_ok,
+        width,
+        hidden_stride,
+        weight_stride,
+        logit_scale,
+        soft_cap,
+        HAS_BIAS,
+        HAS_CAP,
+        BLOCK_D,
+        BLOCK_N,
+        BLOCK_V,
+    )
+    own = tl.sum(tl.where(place[:, None] == other[None, :], z, 0.0), axis=1)
+    target = tl.load(targets + place, mask=ok, other=0)
+    own = tl.where(not_excluded(target, excluded, EXCLUDED), own, float("-inf"))
+    tl.store(target_logit + place, own, mask=ok)
+
+
+@triton.jit
+def forward_kernel(
+    hidden,
+    weight,
+    bias,
+    rows,
+    targets,
+    excluded,
+    target_logit,
+    maximum,
+    total,
+    weighted,
+    above,
+    count,
+    width,
+    vocabulary,
+    split_size,
+    hidden_stride,
+    weight_stride,
+    logit_scale,
+    soft_cap,
+    HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXCLUDED: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One row block over one vocabulary split.
+
+    rows, targets [N] int64; target_logit [N] (written without STATISTICS, read with it);
+    maximum, total [splits, N]: max z and sum exp(z - max); with STATISTICS weighted [splits, N]: sum (z - max)
+    exp(z - max), above [splits, N] int32: number of logits above the target's.
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(1).to(tl.int64)
+    ok = place < count
+    row = tl.load(rows + place, mask=ok, other=0)
+    target = tl.load(targets + place, mask=ok, other=-1)
+    first = split * split_size
+    last = tl.minimum(first + split_size, vocabulary)
+    best = tl.full((BLOCK_N,), float("-inf"), dtype=tl.float32)
+    mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    moment = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    higher = tl.zeros((BLOCK_N,), dtype=tl.int32)
+    found = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    if STATISTICS:
+        found = tl.load(target_logit + place, mask=ok, other=0.0)
+    for start in range(first, last, BLOCK_V):
+        token = start + tl.arange(0, BLOCK_V).to(tl.int64)
+        inside = token < last
+        z = logits_tile(
+            hidden,
+            weight,
+            bias,
+            row,
+            ok,
+            token,
+            inside,
+            width,
+            hidden_stride,
+            weight_stride,
+            logit_scale,
+            soft_cap,
+            HAS_BIAS,
+            HAS_CAP,
+            BLOCK_D,
+            BLOCK_N,
+            BLOCK_V,
+        )
+        # After the cap: capping a padded column's -inf would make it a finite logit.
+        z = tl.where((inside & not_excluded(token, excluded, EXCLUDED))[None, :], z, float("-inf"))
+        if STATISTICS:
+            higher += tl.sum((z > found[:, None]).to(tl.int32), axis=1)
+        else:
+            hit = token[None, :] == target[:, None]
+            found += tl.sum(tl.where(hit, z, 0.0), axis=1)
+        new_best = tl.maximum(best, tl.max(z, axis=1))
+        centre = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf - -inf would be NaN
+        shifted = z - centre[:, None]
+        power = tl.exp(shifted)
+        factor = tl.exp(best - centre)
+        if STATISTICS:
+            moved = tl.where(factor > 0.0, best - centre, 0.0)
+            terms = tl.where(power > 0.0, shifted * power, 0.0)
+            moment = (moment + moved * mass) * factor + tl.sum(terms, axis=1)
+        mass = mass * factor + tl.sum(power, axis=1)
+        best = new_best
+    at = split * count + place
+    tl.store(maximum + at, best, mask=ok)
+    tl.store(total + at, mass, mask=ok)
+    if STATISTICS:
+        tl.store(weighted + at, moment, mask=ok)
+        tl.store(above + at, higher, mask=ok)
+    else:
+        # The target lies in one split alone, so one program stores it.
+        tl.store(target_logit + place, found, mask=ok & (target >= first) & (target < last))
+
+
+@triton.jit
+def merge_kernel(
+    maximum,
+    total,
+    weighted,
+    above,
+    target_logit,
+    log_prob,
+    log_sum_exp,
+    entropy,
+    rank,
+    count,
+    splits,
+    STATISTICS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Splits in their order: log_prob = (target logit - max) - log sum, so that a common offset costs no digits."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ok = place < count
+    best = tl.full((BLOCK_N,), float("-inf"), dtype=tl.float32)
+    for split in range(splits):
+        best = tl.maximum(best, tl.load(maximum + split.to(tl.int64) * count + place, mask=ok, other=0.0))
+    mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    moment = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    higher = tl.zeros((BLOCK_N,), dtype=tl.int64)
+    for split in range(splits):
+        at = split.to(tl.int64) * count + place
+        peak = tl.load(maximum + at, mask=ok, other=0.0)
+        part = tl.load(total + at, mask=ok, other=0.0)
+        seen = peak > float("-inf")
+        moved = tl.where(seen, peak - best, 0.0)
+        factor = tl.where(seen, tl.exp(moved), 0.0)
+        mass += part * factor
+        if STATISTICS:
+            moment += (tl.load(weighted + at, mask=ok, other=0.0) + moved * part) * factor
+            higher += tl.load(above + at, mask=ok, other=0)
+    target = tl.load(target_logit + place, mask=ok, other=0.0)
+    log_mass = tl.log(mass)
+    value = tl.where(target == float("-inf"), float("-inf"), (target - best) - log_mass)
+    tl.store(log_prob + place, value, mask=ok)
+    tl.store(log_sum_exp + place, best + log_mass, mask=ok)
+    if STATISTICS:
+        tl.store(entropy + place, log_mass - moment / mass, mask=ok)
+        tl.store(rank + place, higher, mask=ok)
+
+
+@triton.jit
+def logit_gradient_kernel(
+    hidden,
+    weight,
+    bias,
+    rows,
+    targets,
+    excluded,
+    log_sum_exp,
+    grad_log_prob,
+    gradient,
+    count,
+    width,
+    first,
+    last,
+    hidden_stride,
+    weight_stride,
+    logit_scale,
+    soft_cap,
+    HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    EXCLUDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """gradient [N, last - first] = dL / d(hidden . weight) for vocabulary rows first .. last; logits are recomputed.
+
+    dL/dz = g ([v = target] - exp(z - log_sum_exp)) with g = grad_log_prob [N].
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = first + tl.program_id(1).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+    ok, inside = place < count, token < last
+    row = tl.load(rows + place, mask=ok, other=0)
+    target = tl.load(targets + place, mask=ok, other=-1)
+    z = logits_tile(
+        hidden,
+        weight,
+        bias,
+        row,
+        ok,
+        token,
+        inside,
+        width,
+        hidden_stride,
+        weight_stride,
+        logit_scale,
+        soft_cap,
+        HAS_BIAS,
+        HAS_CAP,
+        BLOCK_D,
+        BLOCK_N,
+        BLOCK_V,
+    )
+    upstream = tl.load(grad_log_prob + place, mask=ok, other=0.0)
+    normaliser = tl.load(log_sum_exp + place, mask=ok, other=0.0)
+    hit = (token[None, :] == target[:, None]).to(tl.float32)
+    slope = upstream[:, None] * (hit - tl.exp(z - normaliser[:, None])) * logit_scale
+    if HAS_CAP:
+        ratio = z / soft_cap
+        slope *= 1.0 - ratio * ratio
+    slope = tl.where(not_excluded(token, excluded, EXCLUDED)[None, :], slope, 0.0)
+    to = gradient + place[:, None] * (last - first) + (token - first)[None, :]
+    tl.store(to, slope.to(gradient.dtype.element_ty), mask=ok[:, None] & inside[None, :])
+
+
+class MaskedLogprob(torch.autograd.Function):
+    """log_prob [N] with gradients of hidden, weight and bias."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap):  # type: ignore[no-untyped-def]
+        log_prob, log_sum_exp, _, _ = run(
+            hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, statistics=False
+        )
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, log_sum_exp)
+        ctx.options = (excluded_ids, vocab_size, logit_scale, soft_cap)
+        return log_prob
+
+    @staticmethod
+    def backward(ctx, grad_log_prob):  # type: ignore[no-untyped-def]
+        hidden, weight, bias, targets, rows, log_sum_exp = ctx.saved_tensors
+        grads = gradients(hidden, weight, bias, targets, rows, *ctx.options, log_sum_exp, grad_log_prob)
+        return (*grads, None, None, None, None, None, None)
+
+
+def run(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
+    excluded_ids: Sequence[int], vocab_size: int, logit_scale: float, soft_cap: float | None, *, statistics: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
+    hidden, weight, rows, excluded = _prepare(hidden, weight, targets, rows, excluded_ids)
+    count, config = len(targets), config_for(hidden.dtype)
+    share = -(-vocab_size // MOST_SPLITS)
+    split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
+    splits = triton.cdiv(vocab_size, split_size)
+
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=hidden.device)
+
+    log_prob, log_sum_exp, target_logit = floats(count), floats(count), floats(count)
+    maximum, total = floats(splits, count), floats(splits, count)
+    entropy = floats(count) if statistics else log_prob
+    rank = torch.empty(count, dtype=torch.int64, device=hidden.device)
+    weighted = floats(splits, count) if statistics else maximum
+    above = torch.empty(weighted.shape if statistics else (1,), dtype=torch.int32, device=hidden.device)
+    if count == 0:
+        return log_prob, log_sum_exp, entropy, rank
+    inputs = (hidden, weight, weight if bias is None else bias, rows, targets.contiguous(), excluded)
+    strides = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
+    flags = {"HAS_BIAS": bias is not None, "HAS_CAP": soft_cap is not None, "EXCLUDED": len(excluded_ids)}
+    row_blocks = triton.cdiv(count, config.BLOCK_N)
+    if statistics:
+        target_logits_kernel[(row_blocks,)](
+            *inputs, target_logit, count, hidden.shape[1], *strides, **flags, **config._asdict()
+        )
+    forward_kernel[(row_blocks, splits)](
+        *inputs, target_logit, maximum, total, weighted, above, count, hidden.shape[1], vocab_size, split_size,
+        *strides, **flags, STATISTICS=statistics, **config._asdict(),
+    )  # fmt: skip
+    merge_kernel[(triton.cdiv(count, 128),)](
+        maximum, total, weighted, above, target_logit, log_prob, log_sum_exp, entropy, rank, count, splits,
+        STATISTICS=statistics, BLOCK_N=128,
+    )  # fmt: skip
+    return log_prob, log_sum_exp, entropy, rank
+
+
+def gradients(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
+    excluded_ids: Sequence[int], vocab_size: int, logit_scale: float, soft_cap: float | None, log_sum_exp: Tensor,
+    grad_log_prob: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of hidden, weight and bias: logit gradients a slice of the vocabulary at a time, then two products."""
+    source = hidden
+    hidden, weight, rows, excluded = _prepare(hidden, weight, targets, rows, excluded_ids)
+    count, config = len(targets), config_for(hidden.dtype)
+    states = hidden[rows]
+    grad_states = torch.zeros(states.shape, dtype=torch.float32, device=hidden.device)
+    grad_weight = torch.zeros_like(weight)
+    grad_bias = None if bias is None else torch.zeros_like(bias)
+    step = max(config.BLOCK_V, GRADIENTS_AT_ONCE // max(count, 1) // config.BLOCK_V * config.BLOCK_V)
+    for first in range(0, vocab_size if count else 0, step):
+        last = min(first + step, vocab_size)
+        slope = torch.empty(count, last - first, dtype=hidden.dtype, device=hidden.device)
+        logit_gradient_kernel[(triton.cdiv(count, config.BLOCK_N), triton.cdiv(last - first, config.BLOCK_V))](
+            hidden, weight, weight if bias is None else bias, rows, targets.contiguous(), excluded, log_sum_exp,
+            grad_log_prob.float().contiguous(), slope, count, hidden.shape[1], first, last, hidden.stride(0),
+            weight.stride(0), float(logit_scale), float(soft_cap or 0.0), HAS_BIAS=bias is not None,
+            HAS_CAP=soft_cap is not None, EXCLUDED=len(excluded_ids), **config._asdict(),
+        )  # fmt: skip
+        grad_states += slope @ weight[first:last]
+        grad_weight[first:last] = slope.T @ states
+        if grad_bias is not None:
+            grad_bias[first:last] = slope.sum(dim=0, dtype=torch.float32).to(grad_bias.dtype)
+    grad_hidden = torch.zeros(source.shape, dtype=torch.float32, device=hidden.device)
+    grad_hidden.index_add_(0, rows, grad_states)
+    return grad_hidden.to(source.dtype), grad_weight, grad_bias
+
+
+def _prepare(
+    hidden: Tensor, weight: Tensor, targets: Tensor, rows: Tensor | None, excluded_ids: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if hidden.dtype != weight.dtype or hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"masked_logprob: hidden {hidden.dtype} and weight {weight.dtype} must be one of float32, bfloat16, float16"
+        )
+    if hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"masked_logprob: weight must be [V, {hidden.shape[1]}]; got {list(weight.shape)}")
+    hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    rows = torch.arange(len(targets), device=hidden.device) if rows is None else rows.contiguous()
+    return hidden, weight, rows, torch.tensor([*excluded_ids] or [0], dtype=torch.int64, device=hidden.device)

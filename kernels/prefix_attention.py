@@ -1,0 +1,315 @@
+"""Triton kernels of prefix_attention: packed windows over a shared prefix and over themselves.
+
+Two kernels in order. The first takes queries of all windows that see one prefix, BLOCK_Q at a time, over the prefix
+and leaves a running softmax (maximum, sum, accumulator) for each query; the second goes on from it over the window's
+own keys, which is the merge by log-sum-exp. Key tiles start at the prefix's and the window's first key, so a query's
+bits do not depend on its neighbours; a single kernel over blocks of several windows could not keep that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+class Config(NamedTuple):
+    """Tile sizes and launch options; constants of the type and head size."""
+
+    BLOCK_Q: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+
+
+def prefix_config(dtype: torch.dtype, width: int) -> Config:
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1)
+    return Config(128, 64, 4, 3) if width <= 64 else Config(128, 64, 8, 3)
+
+
+def window_config(dtype: torch.dtype, width: int) -> Config:
+    return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 64, 4, 2)
+
+
+@triton.jit
+def attend(
+    query,
+    key,
+    value,
+    first,
+    last,
+    limit,
+    best,
+    mass,
+    result,
+    shared_head,
+    width,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    scale,
+    LIMITED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Takes keys first .. last into the running softmax (best, mass [BLOCK_Q], result [BLOCK_Q, WIDTH]).
+
+    query [BLOCK_Q, WIDTH]; key, value [rows, heads, width]; `scale` holds log2 e, as powers of 2 are the machine's own;
+    with LIMITED, a query sees keys below limit [BLOCK_Q]. `best` is in units of log 2 as well.
+    """
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    for start in range(first, last, BLOCK_K):
+        row = start + tl.arange(0, BLOCK_K).to(tl.int64)
+        seen = row < last
+        keys = tl.load(
+            key + row[:, None] * key_row + shared_head * key_head + column[None, :],
+            mask=seen[:, None] & inside[None, :],
+            other=0.0,
+        )
+        visible = seen[None, :]
+        if LIMITED:
+            visible = visible & (row[None, :] < limit[:, None])
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(visible, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        centre = tl.where(new_best == float("-inf"), 0.0, new_best)  # two empty states must not merge to NaN
+        power = tl.exp2(scores - centre[:, None])
+        factor = tl.exp2(best - centre)
+        values = tl.load(
+            value + row[:, None] * value_row + shared_head * value_head + column[None, :],
+            mask=seen[:, None] & inside[None, :],
+            other=0.0,
+        )
+        mass = mass * factor + tl.sum(power, axis=1)
+        result = tl.dot(power.to(values.dtype), values, result * factor[:, None], input_precision="ieee")
+        best = new_best
+    return best, mass, result
+
+
+@triton.jit
+def prefix_kernel(
+    query,
+    key,
+    value,
+    rows,
+    block_begin,
+    block_end,
+    block_start,
+    block_length,
+    best_out,
+    mass_out,
+    state,
+    heads,
+    group,
+    width,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    scale,
+    WIDTH: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One block of queries that see one prefix, one head.
+
+    rows [R] int64: query rows, prefix after prefix; block b takes rows[block_begin[b] .. block_end[b]] and prefix keys
+    block_start[b] .. + block_length[b]; best_out, mass_out [Q, heads], state [Q, heads, width], float32.
+    """
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    place = tl.load(block_begin + block) + tl.arange(0, BLOCK_Q)
+    ok = place < tl.load(block_end + block)
+    row = tl.load(rows + place, mask=ok, other=0)
+    column = tl.arange(0, WIDTH)
+    inside = ok[:, None] & (column < width)[None, :]
+    queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
+    first = tl.load(block_start + block)
+    best = tl.full((BLOCK_Q,), float("-inf"), dtype=tl.float32)
+    mass = tl.zeros((BLOCK_Q,), dtype=tl.float32)
+    result = tl.zeros((BLOCK_Q, WIDTH), dtype=tl.float32)
+    best, mass, result = attend(
+        queries,
+        key,
+        value,
+        first,
+        first + tl.load(block_length + block),
+        row,
+        best,
+        mass,
+        result,
+        head // group,
+        width,
+        key_row,
+        key_head,
+        value_row,
+        value_head,
+        scale,
+        False,
+        WIDTH,
+        BLOCK_K,
+    )
+    at = row * heads + head
+    tl.store(best_out + at, best, mask=ok)
+    tl.store(mass_out + at, mass, mask=ok)
+    tl.store(state + at[:, None] * width + column[None, :], result, mask=inside)
+
+
+@triton.jit
+def window_kernel(
+    query,
+    key,
+    value,
+    block_begin,
+    block_end,
+    block_first,
+    block_last,
+    has_prefix,
+    limits,
+    best_in,
+    mass_in,
+    state,
+    out,
+    heads,
+    group,
+    width,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    scale,
+    LIMITED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One block of one window's queries, one head: query rows block_begin[b] .. block_end[b] over keys
+    block_first[b] .. block_last[b], from the prefix's state where has_prefix[b]; limits [Q] as in `attend`.
+    out [Q, heads, width] in the type of `query`."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row = tl.load(block_begin + block) + tl.arange(0, BLOCK_Q)
+    ok = row < tl.load(block_end + block)
+    column = tl.arange(0, WIDTH)
+    inside = ok[:, None] & (column < width)[None, :]
+    queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
+    at = row * heads + head
+    # Masked, not branched: without a prefix the state was never written and must not be read.
+    going_on = ok & (tl.load(has_prefix + block) != 0)
+    best = tl.load(best_in + at, mask=going_on, other=float("-inf"))
+    mass = tl.load(mass_in + at, mask=going_on, other=0.0)
+    result = tl.load(state + at[:, None] * width + column[None, :], mask=inside & going_on[:, None], other=0.0)
+    limit = row
+    if LIMITED:
+        limit = tl.load(limits + row, mask=ok, other=0)
+    best, mass, result = attend(
+        queries,
+        key,
+        value,
+        tl.load(block_first + block),
+        tl.load(block_last + block),
+        limit,
+        best,
+        mass,
+        result,
+        head // group,
+        width,
+        key_row,
+        key_head,
+        value_row,
+        value_head,
+        scale,
+        LIMITED,
+        WIDTH,
+        BLOCK_K,
+    )
+    result = tl.where(mass[:, None] > 0.0, result / mass[:, None], 0.0)
+    tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+def run(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, key_offsets: np.ndarray,
+    query_offsets: np.ndarray, prefix_starts: np.ndarray, prefix_lengths: np.ndarray, query_places: np.ndarray | None,
+    block: int,
+) -> Tensor:  # fmt: skip
+    """Arguments of `ops.prefix_attention`, the layout spread out. Returns [Q, H, d]."""
+    query, key, value, prefix_key, prefix_value = (
+        item if item.stride(2) == 1 else item.contiguous() for item in (query, key, value, prefix_key, prefix_value)
+    )
+    count, heads, width = query.shape
+    group, device = heads // key.shape[1], query.device
+    out = torch.empty(count, heads, width, dtype=query.dtype, device=device)
+    state = torch.empty(count, heads, width, dtype=torch.float32, device=device)
+    best = torch.empty(count, heads, dtype=torch.float32, device=device)
+    mass = torch.empty_like(best)
+    padded = max(16, triton.next_power_of_2(width))  # a dot needs 16
+    scale = LOG2_E / math.sqrt(width)
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+
+    config = prefix_config(query.dtype, width)
+    rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, config.BLOCK_Q)
+    if len(begin):
+        prefix_kernel[(len(begin), heads)](
+            query, prefix_key, prefix_value, *map(on_device, (rows, begin, end, start, length)), best, mass, state,
+            heads, group, width, query.stride(0), query.stride(1), prefix_key.stride(0), prefix_key.stride(1),
+            prefix_value.stride(0), prefix_value.stride(1), scale, WIDTH=padded, **config._asdict(),
+        )  # fmt: skip
+    config = window_config(query.dtype, width)
+    window, begin, end = _window_blocks(query_offsets, config.BLOCK_Q)
+    if len(begin):
+        window_kernel[(len(begin), heads)](
+            query, key, value, on_device(begin), on_device(end), on_device(key_offsets[:-1][window]),
+            on_device(key_offsets[1:][window]), on_device(prefix_lengths[window] > 0),
+            on_device(_limits(key_offsets, query_offsets, query_places, block)), best, mass, state, out, heads, group,
+            width, query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            scale, LIMITED=block > 0, WIDTH=padded, **config._asdict(),
+        )  # fmt: skip
+    return out
+
+
+def _prefix_blocks(
+    query_offsets: np.ndarray, starts: np.ndarray, lengths: np.ndarray, size: int
+) -> tuple[np.ndarray, ...]:
+    """Query rows sorted by prefix, and blocks of at most `size` of them that see one prefix."""
+    window_of = np.repeat(np.arange(len(starts)), np.diff(query_offsets))
+    rows = np.flatnonzero(lengths[window_of] > 0)
+    rows = rows[np.lexsort((rows, lengths[window_of[rows]], starts[window_of[rows]]))]
+    start, length = starts[window_of[rows]], lengths[window_of[rows]]
+    changes = np.flatnonzero((np.diff(start) != 0) | (np.diff(length) != 0)) + 1
+    edges = np.concatenate([[0], changes, [len(rows)]])
+    begin = np.concatenate([np.arange(a, b, size) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    end = np.minimum(begin + size, edges[np.searchsorted(edges, begin, side="right").clip(max=len(edges) - 1)])
+    return rows, begin, end, start[begin], length[begin]
+
+
+def _window_blocks(query_offsets: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Blocks of at most `size` query rows of one window: window, first row, last row + 1."""
+    blocks = -(-np.diff(query_offsets) // size)
+    window = np.repeat(np.arange(len(blocks)), blocks)
+    within = np.arange(len(window)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    begin = query_offsets[:-1][window] + within * size
+    return window, begin, np.minimum(begin + size, query_offsets[1:][window])
+
+
+def _limits(key_offsets: np.ndarray, query_offsets: np.ndarray, places: np.ndarray | None, block: int) -> np.ndarray:
+    """The first key row that each query does not see, in the block-causal pattern."""
+    if not block:
+        return np.zeros(1, dtype=np.int64)
+    window_of = np.repeat(np.arange(len(key_offsets) - 1), np.diff(query_offsets))
+    if places is None:
+        places = np.arange(query_offsets[-1]) - query_offsets[window_of]
+    return key_offsets[window_of] + (places // block + 1) * block

@@ -1,0 +1,98 @@
+"""What the Triton kernels mean, run by Triton's interpreter; `test_triton.py` starts this with TRITON_INTERPRET=1.
+
+Shapes are small: the interpreter runs one program at a time. What it cannot show, machine code, is bench.aot's part.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from diffscore_fast.ops import masked_logprob, masked_logprob_statistics, prefix_attention
+from diffscore_fast.ops.triton_kernels import kernels
+from tests.ops.test_masked_logprob import exact, problem, spread_out
+from tests.ops.test_prefix_attention import dense, make_layout, tensors
+
+OPTIONS = {"excluded_ids": (3, 2050), "vocab_size": 2100, "logit_scale": 0.5, "soft_cap": 4.0}
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 1), (3, 100, 2), (70, 33, 130), (5, 32, 2500)], ids=str)
+def test_masked_logprob_matches_float64(shape):
+    hidden, weight, bias, targets = problem(*shape)
+    for offset in (bias, None):
+        got = masked_logprob(hidden, weight, offset, targets, implementation="triton")
+        torch.testing.assert_close(got.double(), exact(hidden, weight, offset, targets), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_inputs_accumulate_in_float32(dtype):
+    hidden, weight, bias, targets = problem(20, 96, 300, dtype)
+    got = masked_logprob(hidden, weight, bias, targets, implementation="triton")
+    torch.testing.assert_close(got.double(), exact(hidden, weight, bias, targets), rtol=0, atol=1e-5)
+
+
+def test_options_and_statistics_match_the_reference():
+    hidden, weight, bias, targets = problem(9, 40, 2300)
+    targets = targets % 2100
+    targets[4] = 3
+    weight[2100:] = math.nan
+    rows = torch.tensor([8, 0, 0, 7, 1, 2, 3, 4, 5])
+    want = masked_logprob_statistics(hidden, weight, bias, targets, rows=rows, implementation="reference", **OPTIONS)
+    got = masked_logprob_statistics(hidden, weight, bias, targets, rows=rows, implementation="triton", **OPTIONS)
+    assert got.log_prob[4] == -math.inf
+    torch.testing.assert_close(got.log_prob, want.log_prob, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got.log_sum_exp, want.log_sum_exp, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got.entropy, want.entropy, rtol=0, atol=2e-5)
+    assert torch.equal(got.rank, want.rank)
+    plain = masked_logprob(hidden, weight, bias, targets, rows=rows, implementation="triton", **OPTIONS)
+    torch.testing.assert_close(plain, want.log_prob, rtol=0, atol=1e-5)
+
+
+def test_gradients_match_the_reference(monkeypatch):
+    monkeypatch.setattr(kernels("masked_logprob"), "GRADIENTS_AT_ONCE", 11 * 1024)  # several slices of the vocabulary
+    hidden, weight, bias, targets = problem(11, 40, 2300)
+    targets = 4 + targets % 2000
+    rows, upstream = torch.arange(11).flip(0), torch.randn(11)
+    gradients = {}
+    for implementation in ("triton", "reference"):
+        inputs = [item.clone().requires_grad_() for item in (hidden, weight, bias)]
+        value = masked_logprob(*inputs, targets, rows=rows, implementation=implementation, **OPTIONS)
+        gradients[implementation] = torch.autograd.grad((value * upstream).sum(), inputs)
+    for got, want in zip(gradients["triton"], gradients["reference"], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_no_rows():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    assert masked_logprob(hidden[:0], weight, bias, targets[:0], implementation="triton").shape == (0,)
+
+
+def test_offsets_beyond_31_bits():
+    hidden, weight, bias, targets = problem(3, 16, 3)
+    want = masked_logprob(hidden, weight, bias, targets, implementation="triton")
+    far = (spread_out(hidden), spread_out(weight), bias, targets)
+    assert torch.equal(masked_logprob(*far, implementation="triton"), want)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(2, 2, 32), (4, 2, 80), (2, 1, 13)])
+@pytest.mark.parametrize("block", [0, 4])
+def test_prefix_attention_matches_the_dense_mask(heads, kv_heads, width, block):
+    layout = make_layout([5, 0, 40, 1, 33], [(0, 45), (0, 45), (0, 0), (7, 33), (0, 45)], block=block)
+    inputs = tensors(layout, heads, kv_heads, width, 60)
+    got = prefix_attention(*inputs, layout, implementation="triton")
+    torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=3e-6)
+
+
+def test_prefix_attention_of_chosen_queries():
+    places = [[0, 3, 4], [], [0], [10, 2, 34]]
+    layout = make_layout([7, 5, 1, 35], [(0, 20), (0, 20), (20, 0), (5, 40)], places, 4)
+    inputs = tensors(layout, 2, 2, 32, 60)
+    got = prefix_attention(*inputs, layout, implementation="triton")
+    torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=3e-6)
+
+
+def test_prefix_attention_without_anything():
+    layout = make_layout([0], [(0, 0)])
+    assert prefix_attention(*tensors(layout, 2, 2, 32, 0), layout, implementation="triton").shape == (0, 2, 32)

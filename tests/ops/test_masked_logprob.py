@@ -1,0 +1,288 @@
+"""masked_logprob: every implementation against float64, the traps of vocabulary projections, gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffscore_fast.errors import ImplementationError
+from diffscore_fast.ops import MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
+from diffscore_fast.ops.extension import cpu_unavailable
+
+CPU = torch.device("cpu")
+needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
+IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [  # rows, width, vocabulary: odd sizes of each, and the two real vocabularies once
+    (1, 32, 1),
+    (2, 100, 2),
+    (97, 32, 130),
+    (257, 384, 1000),
+    (97, 576, 1000),
+    (2, 384, 30522),
+    (25, 100, 50257),
+]
+
+
+def problem(rows: int, width: int, size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, ...]:
+    """Hidden, weight, bias, targets; targets lie in the first, the last and the tail's tile."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = (torch.randn(size, width, generator=generator) / math.sqrt(width)).to(dtype)
+    bias = torch.randn(size, generator=generator).to(dtype)
+    targets = torch.randint(size, (rows,), generator=generator)
+    targets[0] = size - 1
+    targets[-1] = 0
+    return hidden, weight, bias, targets
+
+
+def spread_out(matrix: Tensor) -> Tensor:
+    """The same numbers with rows 2^30 apart, so that the third lies beyond 2^31. Only the pages touched take memory."""
+    far = torch.empty((len(matrix) - 1) * 2**30 + matrix.shape[1]).as_strided(matrix.shape, (2**30, 1))
+    return far.copy_(matrix)
+
+
+def exact(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    logits = hidden.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    return torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_error_is_at_most_twice_the_float32_references(shape, dtype):
+    hidden, weight, bias, targets = problem(*shape, dtype)
+    want = exact(hidden, weight, bias, targets)
+    budget = (masked_logprob(hidden, weight, bias, targets, implementation="reference") - want).abs().max()
+    error = (masked_logprob(hidden, weight, bias, targets, implementation="cpu") - want).abs().max()
+    # A unit in the last place of the largest value is always granted: small problems can be exact by luck.
+    assert error <= 2 * budget + torch.finfo(torch.float32).eps * want.abs().max()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_common_offset_of_the_logits_costs_no_more_than_rounding_them(implementation):
+    hidden, weight, bias, targets = problem(97, 32, 1000)
+    want = exact(hidden, weight, bias, targets)
+    got = masked_logprob(hidden, weight, bias + 1e4, targets, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=2.5e-3)  # float32 near 1e4 steps by 1e-3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_very_negative_logits_are_not_outdone_by_padding(implementation):
+    hidden, weight, bias, targets = problem(5, 32, 130)
+    want = exact(hidden, weight, bias - 500.0, targets)
+    got = masked_logprob(hidden, weight, bias - 500.0, targets, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_minus_infinity_in_the_bias_removes_a_token(implementation):
+    hidden, weight, bias, targets = problem(9, 32, 200)
+    bias[7] = -math.inf
+    targets[:] = torch.tensor([1, 2, 3, 4, 5, 6, 8, 199, 7])
+    got = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
+    others = [token for token in range(200) if token != 7]
+    index = torch.tensor([others.index(int(token)) for token in targets[:-1]])
+    want = exact(hidden[:-1], weight[others], bias[others], index)
+    torch.testing.assert_close(got[:-1].double(), want, rtol=0, atol=1e-5)
+    assert got[-1] == -math.inf
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize("logit_scale", [1.0, 0.25])
+def test_options_together_match_their_formula(implementation, soft_cap, logit_scale):
+    hidden, weight, bias, targets = problem(33, 100, 150)
+    targets = targets % 120
+    targets[3] = 5
+    # Rows from 140 on are padding of the weight; were they read, NaN would show it.
+    weight[140:] = math.nan
+    bias[140:] = math.nan
+    logits = logit_scale * (hidden.double() @ weight[:140].double().T + bias[:140].double())
+    if soft_cap is not None:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
+    logits[:, [5, 139]] = -math.inf
+    want = torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
+    got = masked_logprob(
+        hidden, weight, bias, targets, excluded_ids=(5, 139), vocab_size=140, logit_scale=logit_scale,
+        soft_cap=soft_cap, implementation=implementation,
+    )  # fmt: skip
+    assert got[3] == -math.inf
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_rows_name_hidden_states_in_any_order_and_repeat(implementation):
+    hidden, weight, bias, _ = problem(40, 32, 130)
+    rows = torch.tensor([39, 0, 7, 7, 12])
+    targets = torch.tensor([0, 129, 64, 63, 1])
+    got = masked_logprob(hidden, weight, bias, targets, rows=rows, implementation=implementation)
+    torch.testing.assert_close(got.double(), exact(hidden[rows], weight, bias, targets), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_layout_in_memory_does_not_matter(implementation):
+    hidden, weight, bias, targets = problem(31, 64, 300)
+    want = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
+    transposed = masked_logprob(
+        hidden.T.contiguous().T, weight.T.contiguous().T, bias.repeat(2).view(2, -1).T.contiguous()[:, 0], targets,
+        implementation=implementation,
+    )  # fmt: skip
+    strided = masked_logprob(
+        hidden.repeat(1, 2)[:, :64], weight.repeat(1, 2)[:, :64], bias, targets, implementation=implementation
+    )
+    torch.testing.assert_close(transposed, want, rtol=0, atol=2e-6)
+    torch.testing.assert_close(strided, want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_no_rows(implementation):
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    assert masked_logprob(hidden[:0], weight, bias, targets[:0], implementation=implementation).shape == (0,)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_eight_bit_rows_with_scales(implementation):
+    hidden, weight, bias, targets = problem(30, 64, 500)
+    scale = weight.abs().amax(dim=1) / 127
+    stored = (weight / scale[:, None]).round().to(torch.int8)
+    want = exact(hidden, stored.double() * scale[:, None].double(), bias, targets)
+    got = masked_logprob(hidden, stored, bias, targets, weight_scale=scale, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_statistics_match_the_full_distribution(implementation):
+    hidden, weight, bias, targets = problem(50, 64, 700)
+    logits = hidden.double() @ weight.double().T + bias.double()
+    logits[:, 3] = -math.inf
+    p = torch.softmax(logits, dim=1)
+    got = masked_logprob_statistics(hidden, weight, bias, targets, excluded_ids=(3,), implementation=implementation)
+    torch.testing.assert_close(got.log_sum_exp.double(), logits.logsumexp(1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(got.entropy.double(), torch.special.entr(p).sum(1), rtol=0, atol=2e-5)
+    target = logits.gather(1, targets[:, None])
+    assert torch.equal(got.rank, (logits > target).sum(1))
+    torch.testing.assert_close(got.log_prob.double(), p.log().gather(1, targets[:, None])[:, 0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_tied_target_is_not_outranked_by_itself(implementation):
+    hidden, weight, bias, targets = problem(30, 384, 300)
+    weight[1::2] = weight[::2]  # every token has a twin with the same logit
+    bias[1::2] = bias[::2]
+    logits = hidden @ weight.T + bias
+    best = logits.argmax(dim=1)
+    got = masked_logprob_statistics(hidden, weight, bias, best, implementation=implementation)
+    assert (got.rank == 0).all()
+
+
+def test_a_target_outside_the_vocabulary_names_its_row():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    for wrong in (-1, 130):
+        targets[2] = wrong
+        with pytest.raises(IndexError, match=rf"targets\[2\] is {wrong}"):
+            masked_logprob(hidden, weight, bias, targets)
+
+
+@needs_extension
+def test_the_kernel_itself_refuses_what_it_cannot_read():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    call = torch.ops.diffscore_fast.masked_logprob
+
+    def run(hidden=hidden, weight=weight, bias=bias, targets=targets, rows=None):
+        return call(hidden, weight, bias, targets, rows, [], weight.shape[0], 1.0, None, None)
+
+    with pytest.raises(RuntimeError, match=r"hidden must be \[N, D\]"):
+        run(hidden=hidden.double())
+    with pytest.raises(RuntimeError, match=r"weight must be \[V, 32\]"):
+        run(weight=weight[:, :31])
+    with pytest.raises(RuntimeError, match=r"bias must be \[130\]"):
+        run(bias=bias[:100])
+    with pytest.raises(RuntimeError, match=r"targets must be \[N\] int64"):
+        run(targets=targets.int())
+    with pytest.raises(RuntimeError, match="3 targets for 4 rows"):
+        run(targets=targets[:3])
+    with pytest.raises(IndexError, match=r"rows\[1\] is 9"):
+        run(rows=torch.tensor([0, 9, 1, 2]))
+
+
+def test_an_implementation_asked_for_by_name_runs_or_raises():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    with pytest.raises(ImplementationError, match="no implementation 'nonsense'"):
+        masked_logprob(hidden, weight, bias, targets, implementation="nonsense")
+    assert "CPU" in str(MASKED_LOGPROB.implementations["cpu"].unavailable(torch.device("cuda")))
+
+
+@needs_extension
+def test_offsets_beyond_31_bits():
+    hidden, weight, bias, targets = problem(3, 16, 3)
+    want = masked_logprob(hidden, weight, bias, targets, implementation="cpu")
+    far = masked_logprob(spread_out(hidden), spread_out(weight), bias, targets, implementation="cpu")
+    assert torch.equal(far, want)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand(dtype):
+    hidden, weight, bias, targets = problem(1000, 100, 1500, dtype)
+    whole = masked_logprob(hidden, weight, bias, targets, implementation="cpu")
+    for first, count in ((0, 7), (501, 7), (0, 1), (23, 1), (999, 1)):
+        rows = slice(first, first + count)
+        part = masked_logprob(hidden[rows], weight, bias, targets[rows], implementation="cpu")
+        assert torch.equal(part, whole[rows])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(masked_logprob(hidden, weight, bias, targets, implementation="cpu"), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_reference_passes_gradcheck(soft_cap):
+    hidden, weight, bias = (item.double() for item in problem(5, 4, 7)[:3])
+    inputs = [item.requires_grad_() for item in (hidden, weight, bias)]
+    targets, rows = torch.tensor([0, 6, 2, 2, 4]), torch.tensor([4, 0, 0, 2, 1])
+
+    def function(hidden, weight, bias):
+        return masked_logprob(
+            hidden, weight, bias, targets, rows=rows, excluded_ids=(5,), soft_cap=soft_cap, logit_scale=0.7,
+            implementation="reference",
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    "options", [{}, {"excluded_ids": (3,), "logit_scale": 0.5, "soft_cap": 4.0, "vocab_size": 150}]
+)
+def test_gradients_match_the_references(options):
+    hidden, weight, bias, targets = problem(37, 48, 160)
+    targets = 4 + targets % 140
+    rows = torch.arange(37).flip(0)
+    upstream = torch.randn(37)
+    gradients = {}
+    for implementation in ("cpu", "reference"):
+        inputs = [item.clone().requires_grad_() for item in (hidden, weight, bias)]
+        value = masked_logprob(*inputs, targets, rows=rows, implementation=implementation, **options)
+        gradients[implementation] = torch.autograd.grad((value * upstream).sum(), inputs)
+    for got, want in zip(gradients["cpu"], gradients["reference"], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@needs_extension
+def test_registration_passes_opcheck():
+    hidden, weight, bias, targets = problem(5, 16, 20)
+    inputs = [item.requires_grad_() for item in (hidden, weight, bias)]
+    arguments = (*inputs, targets, None, [3], 20, 1.0, None, None)
+    targets[targets == 3] = 4
+    torch.library.opcheck(torch.ops.diffscore_fast.masked_logprob.default, arguments)
+    with torch.no_grad():
+        torch.library.opcheck(
+            torch.ops.diffscore_fast.masked_logprob_statistics.default,
+            tuple(item.detach() if isinstance(item, Tensor) else item for item in arguments),
+        )

@@ -1,0 +1,210 @@
+"""prefix_attention: every implementation against a dense boolean mask, ragged and empty windows, invariance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffscore_fast.ops import AttentionLayout, prefix_attention
+from diffscore_fast.ops.extension import cpu_unavailable
+
+CPU = torch.device("cpu")
+needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
+IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
+
+
+def offsets_of(lengths: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def make_layout(
+    lengths: list[int], prefixes: list[tuple[int, int]], places: list[list[int]] | None = None, block: int = 0
+) -> AttentionLayout:
+    key_offsets = offsets_of(lengths)
+    starts, visible = (np.array(column, dtype=np.int64) for column in zip(*prefixes, strict=True))
+    if places is None:
+        return AttentionLayout(key_offsets, key_offsets, starts, visible, block=block)
+    flat = np.array([place for window in places for place in window], dtype=np.int64)
+    return AttentionLayout(key_offsets, offsets_of([len(w) for w in places]), starts, visible, flat, block)
+
+
+def tensors(layout: AttentionLayout, heads: int, kv_heads: int, width: int, prefix_rows: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int, heads: int) -> Tensor:
+        return torch.randn(int(rows), heads, width, generator=generator)
+
+    keys, queries = layout.key_offsets[-1], layout.query_offsets[-1]
+    return (
+        draw(queries, heads), draw(keys, kv_heads), draw(keys, kv_heads),
+        draw(prefix_rows, kv_heads), draw(prefix_rows, kv_heads),
+    )  # fmt: skip
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor,
+          layout: AttentionLayout) -> Tensor:  # fmt: skip
+    """One product of all queries with all keys in float64 under a boolean mask."""
+    rows, own = len(query), len(key)
+    mask = torch.zeros(rows, len(prefix_key) + own, dtype=torch.bool)
+    for window in range(len(layout.prefix_starts)):
+        queries = range(layout.query_offsets[window], layout.query_offsets[window + 1])
+        first, last = layout.key_offsets[window], layout.key_offsets[window + 1]
+        start, length = layout.prefix_starts[window], layout.prefix_lengths[window]
+        for slot, row in enumerate(queries):
+            mask[row, start : start + length] = True
+            place = slot if layout.query_places is None else layout.query_places[row]
+            end = last if not layout.block else min(last, first + (place // layout.block + 1) * layout.block)
+            mask[row, len(prefix_key) + first : len(prefix_key) + end] = True
+    repeat = query.shape[1] // key.shape[1]
+    keys = torch.cat([prefix_key, key]).double().repeat_interleave(repeat, dim=1)
+    values = torch.cat([prefix_value, value]).double().repeat_interleave(repeat, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) / math.sqrt(query.shape[2])
+    weights = torch.nan_to_num(torch.softmax(scores.masked_fill(~mask, -math.inf), dim=-1))
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def check(implementation: str, layout: AttentionLayout, heads=2, kv_heads=2, width=32, prefix_rows=70, tolerance=3e-6):
+    inputs = tensors(layout, heads, kv_heads, width, prefix_rows)
+    got = prefix_attention(*inputs, layout, implementation=implementation)
+    torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128])
+def test_head_sizes(implementation, width):
+    check(implementation, make_layout([5, 30, 1], [(0, 70), (0, 70), (3, 10)]), width=width)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_head_size_that_no_vector_divides(implementation):
+    check(implementation, make_layout([5, 30], [(0, 70), (3, 10)]), width=13)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_grouped_key_value_heads(implementation, kv_heads):
+    check(implementation, make_layout([4, 9], [(2, 50), (0, 0)]), heads=6, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("block", [0, 1, 4])
+def test_blocks_and_chosen_queries(implementation, block):
+    places = [[0, 3, 4], [], [0], [10, 2, 64, 129]]
+    layout = make_layout([7, 5, 1, 130], [(0, 20), (0, 20), (20, 0), (5, 64)], places, block)
+    check(implementation, layout)
+    check(implementation, make_layout([7, 5, 1, 130], [(0, 20), (0, 20), (20, 0), (5, 64)], None, block))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_empty_windows_prefixes_and_calls(implementation):
+    check(implementation, make_layout([0, 3, 0], [(0, 5), (0, 0), (0, 0)]))
+    check(implementation, make_layout([0], [(0, 0)]), prefix_rows=0)
+    check(implementation, make_layout([6], [(0, 0)]), prefix_rows=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_prefix_rows_that_no_window_sees_are_not_read(implementation):
+    layout = make_layout([3, 4], [(10, 5), (30, 1)])
+    query, key, value, prefix_key, prefix_value = tensors(layout, 2, 2, 32, 40)
+    want = dense(query, key, value, prefix_key, prefix_value, layout)
+    unseen = torch.ones(40, dtype=torch.bool)
+    unseen[10:15] = unseen[30] = False
+    prefix_key[unseen] = math.nan
+    prefix_value[unseen] = math.nan
+    got = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_large_scores_neither_overflow_nor_vanish(implementation):
+    layout = make_layout([20], [(0, 70)])
+    query, *others = tensors(layout, 2, 2, 32, 70)
+    query *= 300.0
+    got = prefix_attention(query, *others, layout, implementation=implementation)
+    torch.testing.assert_close(got.double(), dense(query, *others, layout), rtol=0, atol=2e-3)
+
+
+@needs_extension
+def test_views_of_one_projection_are_read_in_place():
+    layout = make_layout([9, 26], [(0, 40), (1, 33)])
+    packed = torch.randn(35, 9, 32)
+    query, key, value = packed.split(3, dim=1)
+    cached = torch.randn(40, 6, 32)
+    prefix_key, prefix_value = cached.split(3, dim=1)
+    got = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation="cpu")
+    want = dense(query, key, value, prefix_key, prefix_value, layout)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
+
+
+@needs_extension
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_inputs_lose_only_their_own_rounding(dtype):
+    layout = make_layout([9, 26], [(0, 40), (1, 33)])
+    inputs = [item.to(dtype) for item in tensors(layout, 2, 2, 32, 40)]
+    got = prefix_attention(*inputs, layout, implementation="cpu")
+    assert got.dtype == dtype
+    want = dense(*inputs, layout).to(dtype)
+    torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@needs_extension
+@pytest.mark.parametrize("queries", [None, 5])
+def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries):
+    lengths = [1, 8, 9, 24, 25, 73, 130]
+    places = None if queries is None else [list(range(min(length, queries))) for length in lengths]
+    layout = make_layout(lengths, [(0, 150)] * 7, places)
+    query, key, value, prefix_key, prefix_value = tensors(layout, 3, 3, 32, 150)
+    whole = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation="cpu")
+    for window, length in enumerate(lengths):
+        rows = slice(layout.query_offsets[window], layout.query_offsets[window + 1])
+        keys = slice(layout.key_offsets[window], layout.key_offsets[window + 1])
+        alone = make_layout([length], [(0, 150)], None if places is None else [places[window]])
+        got = prefix_attention(
+            query[rows], key[keys], value[keys], prefix_key, prefix_value, alone, implementation="cpu"
+        )
+        assert torch.equal(got, whole[rows])
+
+
+@needs_extension
+@settings(max_examples=60, deadline=None)
+@given(
+    windows=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 9), st.integers(0, 70)), min_size=1, max_size=6),
+    block=st.integers(0, 5),
+)
+def test_any_layout_matches_the_dense_mask(windows, block):
+    layout = make_layout([w[0] for w in windows], [(w[1], w[2]) for w in windows], block=block)
+    check("cpu", layout, heads=2, kv_heads=1, width=16, prefix_rows=80)
+
+
+@needs_extension
+def test_the_kernel_refuses_layouts_that_leave_their_tensors():
+    layout = make_layout([3, 4], [(0, 5), (38, 3)])
+    with pytest.raises(RuntimeError, match=r"window 1 sees prefix rows 38 \.\. 41 of 40"):
+        prefix_attention(*tensors(layout, 2, 2, 32, 40), layout, implementation="cpu")
+    layout = make_layout([3, 4], [(0, 5), (0, 5)])
+    query, key, *others = tensors(layout, 2, 2, 32, 40)
+    with pytest.raises(RuntimeError, match="key_offsets must run from 0 to 6"):
+        prefix_attention(query, key[:6], others[0][:6], *others[1:], layout, implementation="cpu")
+
+
+@needs_extension
+def test_registration_passes_opcheck():
+    layout = make_layout([3, 4], [(0, 5), (10, 20)])
+    arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
+    torch.library.opcheck(
+        torch.ops.diffscore_fast.prefix_attention.default,
+        (*tensors(layout, 2, 2, 32, 40), *(torch.from_numpy(array) for array in arrays), None, 0),
+    )
+
+
+def test_gradients_come_from_the_reference():
+    layout = make_layout([3, 4], [(0, 5), (10, 20)])
+    inputs = [item.requires_grad_() for item in tensors(layout, 2, 2, 8, 40)]
+    prefix_attention(*inputs, layout).sum().backward()
+    assert all(item.grad is not None and item.grad.abs().sum() > 0 for item in inputs)
