@@ -48,9 +48,10 @@ def export_checkpoint(run: Path, held_out: Corpus, out: Path, *, sequences: int,
             layers=spec.num_layers, hidden=spec.hidden_size, heads=spec.num_heads, pieces=f"{spec.vocab_size:,}",
             parameters=f"{sum(parameter.numel() for parameter in exact.parameters()) / 1e6:.1f}",
             megabytes=f"{(fresh / 'model.safetensors').stat().st_size / 1e6:.1f}", checksum=checksum,
-            head_steps=settings["schedule"]["head_steps"], horizon=AVERAGE_HORIZON, steps=f"{progress['step']:,}",
+            head_steps=settings[0]["schedule"]["head_steps"], horizon=AVERAGE_HORIZON, steps=f"{progress['step']:,}",
             tokens=f"{progress['tokens'] / 1e6:.2f}", hours=f"{progress['seconds'] / 3600:.1f}",
-            settings=json.dumps(settings), sequences=sequences, losses=loss_table(after, before),
+            settings="\n".join(json.dumps(part) for part in settings),
+            sequences=sequences, losses=loss_table(after, before),
         )  # fmt: skip
         (fresh / "MODEL_CARD.md").write_text(card, encoding="utf-8")
         out.mkdir(parents=True, exist_ok=True)

@@ -34,13 +34,10 @@ class Settings:
     tokens_a_step: int = 1536  # rows of a pack: prefix, window, and both streams of a block sequence
     rows_a_step: int = 448  # masked rows that pass the vocabulary projection
     checkpoint_seconds: float = 300.0
-    evaluation_seconds: float = 900.0
+    evaluation_seconds: float = 1800.0
     evaluation_sequences: int = 16
     mixture: Mixture = field(default_factory=Mixture)
     schedule: Schedule = field(default_factory=Schedule)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2)
 
 
 class Trainer:
@@ -77,13 +74,12 @@ class Trainer:
         self.warm_from = settings.schedule.head_steps
         folder.mkdir(parents=True, exist_ok=True)
         progress = restore_checkpoint(folder, backbone, self.average, self.optimiser)
-        if progress is None:
-            (folder / "settings.json").write_text(settings.to_json() + "\n", encoding="utf-8")
-        else:
+        if progress is not None:
             self.step_number, self.tokens = progress["step"], progress["tokens"]
             self.seconds, self.warm_from = progress["seconds"], progress["warm_from"]
             if not progress["optimiser_restored"]:
                 self.warm_from = max(self.warm_from, self.step_number)
+        record_settings(folder, self.step_number, settings)
 
     def run(self, *, steps: int) -> None:
         """Go on until `steps` steps have been made in all, or SIGTERM comes; either way checkpoint at the end."""
@@ -180,3 +176,13 @@ class Trainer:
             if fresh:
                 writer.writeheader()
             writer.writerow(row)
+
+
+def record_settings(folder: Path, step: int, settings: Settings) -> None:
+    """Append the settings to the folder's settings.json, a list, where they differ from the last ones."""
+    path = folder / "settings.json"
+    history = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    now = json.loads(json.dumps(dataclasses.asdict(settings)))
+    if not history or {**history[-1], "from_step": 0} != {"from_step": 0, **now}:
+        history.append({"from_step": step, **now})
+        path.write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")

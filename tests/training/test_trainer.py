@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,14 @@ def test_a_run_goes_on_from_weights_alone_and_warms_up_again(trainer, tmp_path):
     resumed.step()
     rate = {group["name"]: group["lr"] for group in resumed.optimiser.param_groups}
     assert rate["body"] == pytest.approx(1e-3 / 3)  # the first of three warm-up steps
+
+
+def test_changed_settings_are_recorded_with_the_step_they_apply_from(trainer, tmp_path):
+    trainer("run").run(steps=3)
+    trainer("run", replace(SETTINGS, rows_a_step=50))
+    trainer("run", replace(SETTINGS, rows_a_step=50))
+    history = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert [(part["from_step"], part["rows_a_step"]) for part in history] == [(0, 60), (3, 50)]
 
 
 def test_only_the_head_moves_in_its_own_stage(trainer):
