@@ -90,8 +90,9 @@ def agreement(judged: JudgedSet, scores: np.ndarray, seed: int = 0) -> Agreement
                 for human in judged.judgements.values()
                 if np.ptp(human[chosen]) > 0
             ]
-            values.append(np.mean(of_group) if of_group else np.nan)
-        return _resampled(np.array(values), np.nanmean, seed)
+            if of_group:
+                values.append(np.mean(of_group))
+        return _resampled(np.array(values), np.mean, seed)
     humans = list(judged.judgements.values())
 
     def mean_correlation(chosen: np.ndarray) -> float:
