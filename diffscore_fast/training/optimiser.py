@@ -19,9 +19,9 @@ class Schedule:
     fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time.
     """
 
-    head: float = 5e-4
-    body: float = 1.5e-4
-    embeddings: float = 1.5e-4
+    head: float = 1e-3
+    body: float = 3e-4
+    embeddings: float = 3e-4
     head_alone: float = 2e-3
     head_steps: int = 100
     warmup_steps: int = 60
