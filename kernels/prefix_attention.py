@@ -207,7 +207,7 @@ def window_kernel(
     queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
     at = row * heads + head
     # Masked, not branched: without a prefix the state was never written and must not be read.
-    going_on = ok & (tl.load(has_prefix + block) != 0)
+    going_on = ok & (tl.broadcast_to(tl.load(has_prefix + block), (BLOCK_Q,)) > 0)
     best = tl.load(best_in + at, mask=going_on, other=float("-inf"))
     mass = tl.load(mass_in + at, mask=going_on, other=0.0)
     result = tl.load(state + at[:, None] * width + column[None, :], mask=inside & going_on[:, None], other=0.0)
