@@ -32,7 +32,7 @@ class Config(NamedTuple):
 
 def config_for(dtype: torch.dtype) -> Config:
     # float32 products run on the plain cores, whose accumulators and operands take twice the registers.
-    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(128, 128, 64, 8, 3)
+    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(64, 128, 64, 8, 3)
 
 
 @triton.jit
