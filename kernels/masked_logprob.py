@@ -32,7 +32,7 @@ class Config(NamedTuple):
 
 def config_for(dtype: torch.dtype) -> Config:
     # float32 products run on the plain cores, whose accumulators and operands take twice the registers.
-    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(128, 128, 64, 8, 3)
+    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(64, 128, 64, 8, 3)
 
 
 @triton.jit
@@ -270,13 +270,15 @@ def merge_kernel(
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     ok = place < count
     best = tl.full((BLOCK_N,), float("-inf"), dtype=tl.float32)
-    for split in range(splits):
-        best = tl.maximum(best, tl.load(maximum + split.to(tl.int64) * count + place, mask=ok, other=0.0))
+    at = place
+    for _ in range(splits):
+        best = tl.maximum(best, tl.load(maximum + at, mask=ok, other=0.0))
+        at += count
     mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
     moment = tl.zeros((BLOCK_N,), dtype=tl.float32)
     higher = tl.zeros((BLOCK_N,), dtype=tl.int64)
-    for split in range(splits):
-        at = split.to(tl.int64) * count + place
+    at = place
+    for _ in range(splits):
         peak = tl.load(maximum + at, mask=ok, other=0.0)
         part = tl.load(total + at, mask=ok, other=0.0)
         seen = peak > float("-inf")
@@ -286,6 +288,7 @@ def merge_kernel(
         if STATISTICS:
             moment += (tl.load(weighted + at, mask=ok, other=0.0) + moved * part) * factor
             higher += tl.load(above + at, mask=ok, other=0)
+        at += count
     target = tl.load(target_logit + place, mask=ok, other=0.0)
     log_mass = tl.log(mass)
     value = tl.where(target == float("-inf"), float("-inf"), (target - best) - log_mass)

@@ -1,0 +1,227 @@
+"""`python -m bench.aot`: compiles every Triton kernel at its shipped configuration for each target, without a GPU.
+
+Words after the command keep the kernels and targets that hold them all: `python -m bench.aot LLaDA sm_90`.
+
+Prints, per kernel, shape and target: registers and spills a thread, shared memory a program, the bound that these set
+on occupancy, the matrix instructions in the machine code, and the time that the counted bytes and operations allow on
+the target's GPU at its data-sheet rates. A spill in a shipped configuration makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from diffscore_fast.ops.triton_kernels import kernels
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one multiprocessor offers, and the whole device's rates (data sheets)."""
+
+    registers: int  # 32-bit, a multiprocessor
+    shared: int  # bytes, a multiprocessor
+    most_threads: int
+    bandwidth: float  # bytes a second; 0 where no time is stated
+    bf16_rate: float  # operations a second
+
+
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), Machine(65536, 164 << 10, 2048, 0.0, 0.0)),
+    "sm_90": (GPUTarget("cuda", 90, 32), Machine(65536, 228 << 10, 2048, 4.8e12, 990e12)),  # H200
+    "sm_100": (GPUTarget("cuda", 100, 32), Machine(65536, 228 << 10, 2048, 0.0, 0.0)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), Machine(4 * 512 * 64, 64 << 10, 2048, 5.3e12, 1307e12)),  # MI300X
+}
+MATRIX_INSTRUCTIONS = r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|v_mfma_\w+|v_smfmac_\w+)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape: its source, and bytes and operations counted from the shape."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+    moved: float  # bytes, each operand once
+    operations: float
+
+
+def cases() -> list[Case]:
+    """Every kernel at the shapes of LLaDA-8B (D 4096, V 126464) and BD3-LM (D 768, V 50258), bfloat16 and float32."""
+    found = []
+    for model, width, vocabulary in (("LLaDA-8B", 4096, 126464), ("BD3-LM", 768, 50258)):
+        found += logprob_cases(model, 1024, width, vocabulary, torch.bfloat16)
+    found += logprob_cases("BD3-LM", 1024, 768, 50258, torch.float32)
+    for heads, width in ((12, 64), (32, 128)):
+        for dtype in (torch.bfloat16, torch.float32):
+            found += attention_cases(heads, width, dtype)
+    return found
+
+
+def _letter(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+
+
+def _case(name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int,
+          moved: float, operations: float) -> Case:  # fmt: skip
+    signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
+    missing = [key for key, kind in signature.items() if kind == "constexpr" and key not in constants]
+    assert not missing, f"{name}: no type and no value for {missing}"
+    return Case(name, kernel, signature, constants, warps, stages, moved, operations)
+
+
+def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype) -> list[Case]:
+    module, letter = kernels("masked_logprob"), _letter(dtype)
+    config = module.config_for(dtype)
+    tiles = {"BLOCK_N": config.BLOCK_N, "BLOCK_V": config.BLOCK_V, "BLOCK_D": config.BLOCK_D}
+    flags = {"HAS_BIAS": True, "HAS_CAP": False, "EXCLUDED": 1}
+    size = 4 if dtype == torch.float32 else 2
+    operands, product = size * width * (rows + vocabulary), 2.0 * rows * width * vocabulary
+    types = {
+        **dict.fromkeys(("hidden", "weight", "bias"), f"*{letter}"),
+        **dict.fromkeys(("rows", "targets", "excluded", "rank"), "*i64"),
+        **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob", "entropy"), "*fp32"),
+        "above": "*i32", "grad_log_prob": "*fp32", "gradient": f"*{letter}",
+        **dict.fromkeys(("count", "width", "vocabulary", "split_size", "splits", "first", "last"), "i32"),
+        **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
+        **dict.fromkeys(("logit_scale", "soft_cap"), "fp32"),
+    }  # fmt: skip
+    label = f"{model} D {width} V {vocabulary} {letter}"
+    options = (config.num_warps, config.num_stages)
+    partial = 2 * 4 * module.MOST_SPLITS * rows
+    return [
+        _case(f"masked_logprob forward, {label}", module.forward_kernel, types,
+              {**tiles, **flags, "STATISTICS": False}, *options, operands + partial, product),
+        _case(f"masked_logprob statistics, {label}", module.forward_kernel, types,
+              {**tiles, **flags, "STATISTICS": True}, *options, operands + 2 * partial, product),
+        _case(f"masked_logprob target logits, {label}", module.target_logits_kernel, types, {**tiles, **flags},
+              *options, 2 * size * width * rows, 2.0 * rows * width * config.BLOCK_V),
+        _case(f"masked_logprob merge, {label}", module.merge_kernel, types, {"STATISTICS": True, "BLOCK_N": 128}, 4, 3,
+              2 * partial, 0.0),
+        _case(f"masked_logprob logit gradient, {label}", module.logit_gradient_kernel, types, {**tiles, **flags},
+              *options, operands + size * rows * vocabulary, product),
+    ]  # fmt: skip
+
+
+def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
+    """16 candidates x 20 draws x 73 tokens over a 450-token prefix."""
+    module, letter = kernels("prefix_attention"), _letter(dtype)
+    size = 4 if dtype == torch.float32 else 2
+    queries, prefix, window = 16 * 20 * 73, 450, 73
+    types = {
+        **dict.fromkeys(("query", "key", "value", "out"), f"*{letter}"),
+        **dict.fromkeys(("rows", "block_begin", "block_end", "block_start", "block_length", "block_first", "block_last",
+                         "has_prefix", "limits"), "*i64"),
+        **dict.fromkeys(("best_out", "mass_out", "best_in", "mass_in", "state"), "*fp32"),
+        **dict.fromkeys(("heads", "group", "width", "query_row", "query_head", "key_row", "key_head", "value_row",
+                         "value_head"), "i32"),
+        "scale": "fp32",
+    }  # fmt: skip
+    numbers, state = queries * heads * width, 4.0 * queries * heads * (width + 2)
+    found = []
+    for name, kernel, config, keys, moved, extra in (
+        ("prefix", module.prefix_kernel, module.prefix_config(dtype, width), prefix, size * numbers + state, {}),
+        ("window", module.window_kernel, module.window_config(dtype, width), window, 4 * size * numbers + state,
+         {"LIMITED": False}),
+    ):  # fmt: skip
+        constants = {"WIDTH": width, "BLOCK_Q": config.BLOCK_Q, "BLOCK_K": config.BLOCK_K, **extra}
+        found.append(_case(
+            f"prefix_attention {name}, {heads} heads of {width} {letter}", kernel, types, constants, config.num_warps,
+            config.num_stages, moved, 4.0 * numbers * keys,
+        ))  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True)
+class Compiled:
+    registers: int
+    spills: int  # bytes on NVIDIA, registers on AMD
+    shared: int
+    instructions: str
+
+
+def compile_case(case: Case, target: GPUTarget) -> Compiled:
+    """Machine code of one kernel for one target, and what its resource notes say."""
+    constants = {(case.kernel.arg_names.index(name),): value for name, value in case.constants.items()
+                 if name in case.kernel.arg_names}  # fmt: skip
+    # Pointers and the sizes that models keep at multiples of 16 are specialised as the launcher would.
+    aligned = {"width", "hidden_stride", "weight_stride", "query_row", "query_head", "key_row", "key_head", "value_row",
+               "value_head", "split_size"}  # fmt: skip
+    attributes = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(case.signature.items())
+        if kind.startswith("*") or name in aligned
+    }
+    source = ASTSource(case.kernel, case.signature, constants, attributes)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    built = triton.compile(source, target=target, options=options)
+    if target.backend == "hip":
+        text = built.asm["amdgcn"]
+        # Scalar registers spill into lanes of vector registers; only vector registers spill to memory.
+        registers, spills = (int(re.search(rf"\.{key}:\s+(\d+)", text).group(1))  # type: ignore[union-attr]
+                             for key in ("vgpr_count", "vgpr_spill_count"))  # fmt: skip
+    else:
+        text = built.asm["ptx"]
+        registers, spills = cubin_resources(built.asm["cubin"])
+    kinds = sorted(set(re.findall(MATRIX_INSTRUCTIONS, text)))
+    return Compiled(registers, spills, built.metadata.shared, " ".join(kinds) or "-")
+
+
+def cubin_resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and spilled bytes (local memory, less the stack's 0) a thread, as the toolkit's dump states them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        text = subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def occupancy(case: Case, built: Compiled, target: GPUTarget, machine: Machine) -> float:
+    """Bound on resident threads from registers and shared memory, as a share of the multiprocessor's most."""
+    threads = case.num_warps * target.warp_size
+    by_registers = machine.registers // max(1, built.registers * threads)
+    by_shared = machine.shared // built.shared if built.shared else by_registers
+    return min(1.0, min(by_registers, by_shared) * threads / machine.most_threads)
+
+
+def report(words: list[str]) -> int:
+    """Print the table of the cases and targets that hold every word; returns the number of kernels with spills."""
+    spilled = 0
+    print(f"triton {triton.__version__}; compiled, not run: no GPU is used")
+    for case in cases():
+        for name, (target, machine) in TARGETS.items():
+            if not all(word in f"{case.name} {name}" for word in words):
+                continue
+            built = compile_case(case, target)
+            line = f"{case.name:58} {name:7} registers {built.registers:3} spills {built.spills:3} "
+            line += f"shared {built.shared / 1024:5.1f} KiB occupancy <= {occupancy(case, built, target, machine):4.0%} "
+            line += f"{built.instructions}"
+            if machine.bandwidth and "bf16" in case.name:
+                seconds = max(case.moved / machine.bandwidth, case.operations / machine.bf16_rate)
+                line += f"; {case.moved / 1e6:.0f} MB, {case.operations / 1e9:.1f} Gop, roofline {seconds * 1e6:.0f} us"
+            print(line, flush=True)
+            spilled += built.spills > 0
+    return spilled
+
+
+if __name__ == "__main__":
+    count = report(sys.argv[1:])
+    if count:
+        print(f"{count} kernels spill registers", file=sys.stderr)
+    sys.exit(count > 0)
