@@ -133,7 +133,8 @@ class Bench:
     def add(self, section: str, block_size: int, steps: int | None, name: str, value: float, low: float = np.nan,
             high: float = np.nan, unit: str = "perplexity") -> None:  # fmt: skip
         kind = "any-order" if steps is None else f"{steps} steps"
-        numbers = {key: round(item, 5) for key, item in (("value", value), ("low", low), ("high", high))}
+        numbers = {key: None if np.isnan(item) else round(item, 5)
+                   for key, item in (("value", value), ("low", low), ("high", high))}  # fmt: skip
         about = {"section": section, "block_size": block_size, "generation": kind, "name": name, "unit": unit}
         self.rows.append({**about, **numbers})
         interval = "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
