@@ -1,6 +1,6 @@
 """Score text with masked-diffusion language models.
 
->>> from diffscore_fast import DiffScorer
+>>> from diffscore_fast import DiffScorer, LikelihoodBounds
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from diffscore_fast.version import __version__
 
 if TYPE_CHECKING:
+    from diffscore_fast.bounds import LikelihoodBounds
     from diffscore_fast.scorer import DiffScorer
 
-__all__ = ["DiffScorer", "__version__"]
+__all__ = ["DiffScorer", "LikelihoodBounds", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> object:
         from diffscore_fast.scorer import DiffScorer
 
         return DiffScorer
+    if name == "LikelihoodBounds":
+        from diffscore_fast.bounds import LikelihoodBounds
+
+        return LikelihoodBounds
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ OK = "ok"
 TRUNCATED_SOURCE = "truncated_source"  # scored, the source cut as the policy says
 EMPTY_CANDIDATE = "empty_candidate"
 EMPTY_SOURCE = "empty_source"
+EMPTY_TEXT = "empty_text"
 MISSING = "missing"
 TOO_LONG = "too_long"
 INVALID_TEXT = "invalid_text"
@@ -31,9 +32,26 @@ class InvalidRecord:
     message: str
 
 
+class _Signature:
+    """Everything a number depends on beside the row. Numbers are comparable when their signatures are equal."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload]
+
+    def __str__(self) -> str:
+        """One line, in the manner of sacrebleu: `name:value|name:value`; unset fields are left out."""
+        parts = []
+        for name, value in self.to_dict().items():
+            if value is None or value is False:
+                continue
+            shown = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value}"
+            parts.append(f"{name}:{shown}")
+        return "|".join(parts)
+
+
 @dataclass(frozen=True)
-class Signature:
-    """Everything a score depends on beside the row. Two scores are comparable when their signatures are equal."""
+class Signature(_Signature):
+    """What a score depends on."""
 
     version: str
     model: str
@@ -56,18 +74,28 @@ class Signature:
     template: str
     overlength: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-    def __str__(self) -> str:
-        """One line, in the manner of sacrebleu: `name:value|name:value`; unset fields are left out."""
-        parts = []
-        for name, value in asdict(self).items():
-            if value is None or value is False:
-                continue
-            shown = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value}"
-            parts.append(f"{name}:{shown}")
-        return "|".join(parts)
+@dataclass(frozen=True)
+class BoundsSignature(_Signature):
+    """What bounds depend on."""
+
+    version: str
+    model: str
+    weights: str
+    tokenizer: str
+    block_size: int
+    generation: str
+    steps: int | None
+    step_probabilities: tuple[float, ...] | None
+    method: str
+    orders: int | None
+    surrogate: str | None
+    surrogate_orders: int | None
+    folds: int | None
+    design: str | None
+    seed: int | None
+    dtype: str
+    implementation: str
 
 
 @dataclass(frozen=True)
@@ -167,3 +195,155 @@ class ScoreTable:
 
         columns = {"score": self.scores, "stderr": self.stderr, "tokens": self.num_tokens, "status": self.status}
         return pandas.DataFrame(columns)
+
+
+@dataclass(frozen=True)
+class BlockBounds:
+    """Bounds of B blocks, in the order of the texts. Arrays [B]; log-likelihoods in nats a block.
+
+    Parameters
+    ----------
+    start, num_tokens : int64
+        First token of the block in its text, and how many it has.
+    lower, upper, exact, stderr_lower, stderr_upper, autoregressive : float64
+        NaN where not asked for.
+    effective_draws : float64
+        Effective sample size of the draws.
+    distinct_states, visited_states : int64
+        Model states evaluated, and those that an evaluation of every step of every draw would take.
+    comparators : dict of str to float64
+        Biased estimates by name.
+    """
+
+    start: np.ndarray
+    num_tokens: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    exact: np.ndarray
+    stderr_lower: np.ndarray
+    stderr_upper: np.ndarray
+    autoregressive: np.ndarray
+    effective_draws: np.ndarray
+    distinct_states: np.ndarray
+    visited_states: np.ndarray
+    comparators: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class BoundsTable:
+    """Bounds on the log-likelihood of n texts, in input order. Arrays [n]; NaN in texts without bounds.
+
+    Parameters
+    ----------
+    lower, upper : float64
+        Nats a text. In expectation lower <= log p(x) <= upper; single estimates carry their noise. Equal to `exact`
+        where that was computed.
+    exact : float64
+        log p(x), where computed.
+    stderr_lower, stderr_upper : float64
+        Standard errors; the two estimates share their noise.
+    autoregressive : float64
+        log p(x) of the same network at block size 1, where asked for.
+    num_tokens : int64
+        Tokens of the text; every number divides by these, never by padding.
+    effective_draws : float64
+        Smallest effective sample size among the text's blocks.
+    distinct_states, visited_states : int64
+        Model states evaluated, and those an evaluation without sharing would take.
+    comparators : dict of str to float64
+        Biased estimates by name, nats a text.
+    status, messages : list of str
+    signature : BoundsSignature
+    block_offsets : int64 [n + 1]
+        Text i owns blocks block_offsets[i] .. block_offsets[i + 1] of `blocks`.
+    blocks : BlockBounds
+    """
+
+    lower: np.ndarray
+    upper: np.ndarray
+    exact: np.ndarray
+    stderr_lower: np.ndarray
+    stderr_upper: np.ndarray
+    autoregressive: np.ndarray
+    num_tokens: np.ndarray
+    effective_draws: np.ndarray
+    distinct_states: np.ndarray
+    visited_states: np.ndarray
+    comparators: dict[str, np.ndarray]
+    status: list[str]
+    messages: list[str]
+    signature: BoundsSignature
+    block_offsets: np.ndarray
+    blocks: BlockBounds
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
+        """[lower - z se, upper + z se] per text, in nats."""
+        return self.lower - z * self.stderr_lower, self.upper + z * self.stderr_upper
+
+    def perplexity_interval(self, z: float = 3.0) -> tuple[float, float]:
+        """Token-weighted perplexity of all texts with bounds: [exp(-(upper + z se) / n), exp(-(lower - z se) / n)]."""
+        kept = ~np.isnan(self.lower)
+        tokens = self.num_tokens[kept].sum()
+        if tokens == 0:
+            return np.nan, np.nan
+        edges = []
+        for value, stderr, sign in ((self.upper, self.stderr_upper, 1), (self.lower, self.stderr_lower, -1)):
+            total = value[kept].sum() + sign * z * np.sqrt((stderr[kept] ** 2).sum())
+            edges.append(float(np.exp(-total / tokens)))
+        return edges[0], edges[1]
+
+    @staticmethod
+    def from_blocks(blocks: BlockBounds, text_of: np.ndarray, kept: list[int], status: list[str], messages: list[str],
+                    lengths: np.ndarray, signature: BoundsSignature) -> BoundsTable:  # fmt: skip
+        """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows that have bounds; `lengths` are theirs."""
+        count, rows = len(status), np.array(kept, dtype=np.int64)
+
+        def spread(values: np.ndarray, fill: float) -> np.ndarray:
+            out = np.full(count, fill, dtype=values.dtype)
+            out[rows] = values
+            return out
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.bincount(text_of, weights=values, minlength=len(rows))
+
+        smallest = np.full(len(rows), np.nan)
+        np.fmin.at(smallest, text_of, blocks.effective_draws)
+        sums = {
+            name: spread(total(getattr(blocks, name)), np.nan) for name in ("lower", "upper", "exact", "autoregressive")
+        }
+        errors = {name: spread(np.sqrt(total(getattr(blocks, name) ** 2)), np.nan)
+                  for name in ("stderr_lower", "stderr_upper")}  # fmt: skip
+        states = {name: spread(total(getattr(blocks, name)).astype(np.int64), 0)
+                  for name in ("distinct_states", "visited_states")}  # fmt: skip
+        return BoundsTable(
+            **sums, **errors, **states, num_tokens=spread(lengths, 0), effective_draws=spread(smallest, np.nan),
+            comparators={name: spread(total(values), np.nan) for name, values in blocks.comparators.items()},
+            status=status, messages=messages, signature=signature, blocks=blocks,
+            block_offsets=offsets_of(spread(np.bincount(text_of, minlength=len(rows)), 0)),
+        )  # fmt: skip
+
+    @staticmethod
+    def join(tables: list[BoundsTable]) -> BoundsTable:
+        """Consecutive tables of one signature as one."""
+        columns: dict[str, Any] = {}
+        for item in fields(BoundsTable):
+            values = [getattr(table, item.name) for table in tables]
+            if isinstance(values[0], np.ndarray):
+                columns[item.name] = np.concatenate(values)
+            elif isinstance(values[0], list):
+                columns[item.name] = [entry for value in values for entry in value]
+            elif isinstance(values[0], dict):
+                columns[item.name] = {name: np.concatenate([value[name] for value in values]) for name in values[0]}
+        columns["block_offsets"] = offsets_of(np.concatenate([np.diff(table.block_offsets) for table in tables]))
+        parts = [table.blocks for table in tables]
+        blocks = {
+            item.name: np.concatenate([getattr(part, item.name) for part in parts])
+            for item in fields(BlockBounds) if item.name != "comparators"
+        }  # fmt: skip
+        blocks["comparators"] = {  # type: ignore[assignment]
+            name: np.concatenate([part.comparators[name] for part in parts]) for name in parts[0].comparators
+        }
+        return replace(tables[0], **columns, blocks=BlockBounds(**blocks))  # type: ignore[arg-type]

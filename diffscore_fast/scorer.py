@@ -26,18 +26,15 @@ from diffscore_fast.estimators.reconstruction import (
 from diffscore_fast.results import (
     EMPTY_CANDIDATE,
     EMPTY_SOURCE,
-    INVALID_RECORD,
-    INVALID_TEXT,
-    MISSING,
     OK,
     SCORED,
     TOO_LONG,
     TRUNCATED_SOURCE,
-    InvalidRecord,
     ScoreTable,
     Signature,
     TokenScores,
 )
+from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import Encoded
 from diffscore_fast.version import __version__
 
@@ -48,7 +45,7 @@ DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
 ATTENTIONS = ("full", "prefix")
 # Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
-TOKENS_AT_ONCE = 1 << 18
+TOKENS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -351,18 +348,8 @@ def _checked_columns(config: ScoreConfig, sources: Any, candidates: Any) -> Sequ
 
 def _text_status(config: ScoreConfig, source: Any, candidate: Any) -> tuple[str, str]:
     """Status and message of a row by its values alone."""
-    for name, text in (("candidate", candidate), ("source", source))[: 1 + config.needs_source]:
-        if isinstance(text, InvalidRecord):
-            return INVALID_RECORD, text.message
-        if text is None or (isinstance(text, float) and np.isnan(text)):  # pandas' null
-            return MISSING, f"the {name} is missing"
-        if not isinstance(text, str):
-            return INVALID_TEXT, f"the {name} is a {type(text).__name__}, not text"
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return INVALID_TEXT, f"the {name} holds a lone surrogate at character {error.start}, which is not text"
-    return OK, ""
+    status, message = check_text("candidate", candidate)
+    return check_text("source", source) if status == OK and config.needs_source else (status, message)
 
 
 def _targets(config: ScoreConfig, source: Any, candidate: Any) -> tuple[Any, ...]:

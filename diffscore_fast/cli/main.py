@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -54,7 +56,7 @@ def main() -> None:
 @click.option("--show", default=0, metavar="N", help="Print the first N rows with their scores.")
 @click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
-def score(input_path: str, output_path: str, model: str, **options: object) -> None:
+def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT, JSON Lines (gzip too; '-' is standard input), and write it with its score to OUTPUT.
 
     Rows keep their order and all their fields; score, stderr, tokens and status are added. Exit code 0: every row
@@ -62,14 +64,45 @@ def score(input_path: str, output_path: str, model: str, **options: object) -> N
     """
     from diffscore_fast.cli.score import run_score
 
-    try:
-        failed = run_score(input_path, output_path, model, options)
-    except DiffScoreError as error:
-        click.echo(f"diffscore: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(EXIT_SOME_FAILED if failed else 0)
+    _run(run_score, input_path, output_path, model, options)
+
+
+@main.command()
+@click.argument("input_path", metavar="INPUT")
+@click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
+              help="File to write (.gz compresses); '-' is standard output.")  # fmt: skip
+@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
+@click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
+              help="auto: exact up to block size 8, where it is cheaper than sampling.")  # fmt: skip
+@click.option("--steps", type=int, help="Parallel generation in that many steps; any-order if not given.")
+@click.option("--step-probabilities", help="Comma-separated chances of a token's step; uniform if not given.")
+@click.option("--orders", default=32, show_default=True, help="K, sampled orders.")
+@click.option("--surrogate-orders", default=32, show_default=True, help="M, orders of the self surrogate.")
+@click.option("--surrogate", type=click.Choice(["self", "single", "autoregressive"]), default="self",
+              show_default=True, help="What the tangent is laid at.")  # fmt: skip
+@click.option("--plain", is_flag=True, help="Play M orders against K, in place of cross-fitting all K + M.")
+@click.option("--folds", type=int, help="Folds of the cross-fitting; every draw by itself if not given.")
+@click.option("--order-design", type=click.Choice(["independent", "antithetic"]), default="independent",
+              show_default=True, help="antithetic pairs each order with its reverse.")  # fmt: skip
+@click.option("--z", default=3.0, show_default=True, help="Standard errors by which intervals are widened.")
+@click.option("--seed", default=0, show_default=True, help="Orders follow from the seed and the text's tokens alone.")
+@click.option("--autoregressive/--no-autoregressive", default=True, show_default=True,
+              help="Also the log-likelihood of the same network at block size 1.")  # fmt: skip
+@click.option("--comparators", is_flag=True, help="Also CUBO, TVO and IS-VG-B: biased, not bounds.")
+@click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
+@click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
+@click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
+@click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
+@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
+    """Bracket the log-likelihood of every text of INPUT (JSON Lines, as for `score`) under a block model.
+
+    Adds lower, upper, their standard errors and the widened interval, in nats a text. Exit codes as for `score`.
+    """
+    from diffscore_fast.cli.bound import run_bound
+
+    _run(run_bound, input_path, output_path, model, options)
 
 
 @main.command()
@@ -78,3 +111,19 @@ def info() -> None:
     from diffscore_fast.cli.info import print_info
 
     print_info()
+
+
+def _run(command: Callable[[str, str, str, dict[str, Any]], bool], input_path: str, output_path: str, model: str,
+         options: dict[str, Any]) -> None:  # fmt: skip
+    try:
+        failed = command(input_path, output_path, model, options)
+    except DiffScoreError as error:
+        click.echo(f"diffscore: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_SOME_FAILED if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

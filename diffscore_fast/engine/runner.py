@@ -26,10 +26,10 @@ Result = TypeVar("Result", covariant=True)
 
 @dataclass(frozen=True)
 class Observation:
-    """One round of an estimator: its plan, and the log-probability of every masked token in the plan's order."""
+    """One round of an estimator: its plan, and the log-probability of every wanted token in the plan's order."""
 
     plan: MaskPlan
-    log_probs: np.ndarray  # float32 [number of masked tokens]
+    log_probs: np.ndarray  # float32 [number of wanted tokens]
 
 
 class Estimator(Protocol, Generic[Result]):

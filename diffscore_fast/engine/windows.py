@@ -58,13 +58,16 @@ class MaskPlan:
     sequence, start, stop : int64 [n]
         Span [start, stop) of the target of that sequence.
     masked : bool [sum of stop - start]
-        The spans' tokens laid end to end; True is masked, and its log-probability is wanted.
+        The spans' tokens laid end to end; True is masked.
+    wanted : bool [sum of stop - start], optional
+        The masked tokens whose log-probability is asked for; all of them if not given.
     """
 
     sequence: np.ndarray
     start: np.ndarray
     stop: np.ndarray
     masked: np.ndarray
+    wanted: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,12 @@ def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan
     spans = plan.stop - plan.start
     span_of, in_span = segment_ids(spans), places_in(spans)
     rows = (offsets[:-1] + first_target - first)[span_of] + in_span
-    masked_rows = rows[plan.masked]
-    targets = tokens[masked_rows]
-    tokens[masked_rows] = spec.mask_id
-    wanted_counts = np.bincount(span_of[plan.masked], minlength=len(spans))
+    wanted = plan.masked if plan.wanted is None else plan.wanted
+    assert not (wanted & ~plan.masked).any(), "a wanted token must be masked"
+    target_rows = rows[wanted]
+    targets = tokens[target_rows]
+    tokens[rows[plan.masked]] = spec.mask_id
+    wanted_counts = np.bincount(span_of[wanted], minlength=len(spans))
 
     if attention.name == "full":
         prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [])
@@ -163,7 +168,7 @@ def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan
         first_position=np.zeros_like(first) if pattern.restart_positions else first,
         prefix=prefix,
         visible=np.where(prefix >= 0, first, 0),
-        wanted=masked_rows - spec.logit_shift,
+        wanted=target_rows - spec.logit_shift,
         wanted_offsets=offsets_of(wanted_counts),
         targets=targets,
     )

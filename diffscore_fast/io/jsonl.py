@@ -87,8 +87,8 @@ class JsonlReader:
             line += 1
             if line == 1:
                 raw = raw.removeprefix(_BYTE_ORDER_MARK)
-            raw = raw.strip(b" \t\r\n")
-            if raw:
+            raw = raw.rstrip(b"\r\n")
+            if raw.strip():
                 yield _parse(line, raw)
             else:
                 self.blank_lines += 1
@@ -138,7 +138,7 @@ class JsonlWriter:
             comma = b", "
         else:
             own, comma = "", b", " if record.fields else b""
-        body = own.encode() if own else record.raw
+        body = own.encode() if own else record.raw.rstrip()
         addition = json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:].encode()
         self._file.write(body[:-1].rstrip() + comma + addition + b"\n")
 
@@ -187,7 +187,9 @@ def _parse(line: int, raw: bytes) -> Record:
         return Record(line, raw, None, f"line {line} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}")
     except RecursionError:
         return Record(line, raw, None, f"line {line} is nested too deeply")
-    except ValueError as error:
+    except json.JSONDecodeError as error:
+        return Record(line, raw, None, f"line {line} is not JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:  # a number with more digits than Python reads
         return Record(line, raw, None, f"line {line} is not JSON: {error}")
     if not isinstance(value, _TopLevel):
         return Record(line, raw, None, f"line {line} is a JSON {type(value).__name__}, not an object")

@@ -1,0 +1,151 @@
+"""The judgement sets, the baselines beside which the embedded model is read, and agreement with human judgements."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+
+SUMMEVAL_DIMENSIONS = ("coherence", "consistency", "fluency", "relevance")
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class JudgedSet:
+    """Rows of one judgement set as columns.
+
+    groups : document of each row; whole groups are resampled, and correlations are within groups where `within`
+    judgements : name of each human score to float64 [n]
+    statistic : "spearman", "pearson" or "pairs" (rows 2i and 2i + 1 are the better and the worse of a pair)
+    """
+
+    name: str
+    statistic: str
+    within: bool
+    sources: list[str]
+    candidates: list[str]
+    references: list[list[str]]
+    groups: np.ndarray
+    judgements: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A statistic with its bootstrap interval (95%)."""
+
+    value: float
+    low: float
+    high: float
+
+
+def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0) -> list[JudgedSet]:
+    """All sets, sampled: `documents` of SummEval, `rows` of QAGS and data-to-text, `pairs` of the pair sets."""
+    rng = np.random.default_rng(seed)
+    sets = []
+    summeval = _read(folder / "sum_summeval.jsonl.gz")
+    names = list(dict.fromkeys(row["id"] for row in summeval))
+    kept = {names[i] for i in rng.permutation(len(names))[:documents]}
+    sets.append(_judged("SummEval", "spearman", True, [row for row in summeval if row["id"] in kept]))
+    qags = _read(folder / "sum_qags_cnn.jsonl.gz")
+    sets.append(_judged("QAGS-CNN", "pearson", False, _sample(qags, rows, rng)))
+    for name in ("bagel", "sfhot", "sfres"):
+        data = _sample(_read(folder / f"d2t_{name}.jsonl.gz"), rows, rng)
+        sets.append(_judged(name.upper(), "spearman", False, data))
+    by_id: dict[str, dict[str, dict]] = {}
+    for row in _read(folder / "sum_rank19.jsonl.gz"):
+        by_id.setdefault(row["id"], {})[row["system"]] = row
+    rank19 = [
+        {"source": pair["correct"]["source"], "references": [pair["correct"]["source"]],
+         "better": pair["correct"]["candidate"], "worse": pair["incorrect"]["candidate"]}
+        for pair in by_id.values()
+    ]  # fmt: skip
+    sets.append(_paired("Rank19", _sample(rank19, pairs, rng)))
+    for name in ("gu", "kk", "lt"):
+        data = _sample(_read(folder / f"wmt_{name}_en.jsonl.gz"), pairs, rng)
+        data = [{**row, "source": row["reference"], "references": [row["reference"]]} for row in data]
+        sets.append(_paired(f"WMT {name}-en", data))
+    return sets
+
+
+def agreement(judged: JudgedSet, scores: np.ndarray, seed: int = 0) -> Agreement:
+    """The set's statistic between scores and judgements (averaged over its human dimensions), rows or groups resampled.
+
+    "pairs": share of pairs whose better text scores higher. Ties and missing scores count against the metric.
+    """
+    if judged.statistic == "pairs":
+        return _resampled((scores[0::2] > scores[1::2]).astype(float), np.mean, seed)
+    correlate: Callable = pearsonr if judged.statistic == "pearson" else spearmanr
+    known = np.isfinite(scores)
+    if judged.within:
+        values = []
+        for group in np.unique(judged.groups):
+            chosen = (judged.groups == group) & known
+            of_group = [
+                correlate(scores[chosen], human[chosen])[0]
+                for human in judged.judgements.values()
+                if np.ptp(human[chosen]) > 0
+            ]
+            if of_group:
+                values.append(np.mean(of_group))
+        return _resampled(np.array(values), np.mean, seed)
+    humans = list(judged.judgements.values())
+
+    def mean_correlation(chosen: np.ndarray) -> float:
+        return float(np.mean([correlate(scores[chosen], human[chosen])[0] for human in humans]))
+
+    return _resampled(np.flatnonzero(known), mean_correlation, seed)
+
+
+def baseline_scores(judged: JudgedSet) -> dict[str, np.ndarray]:
+    """BLEU, chrF (sacrebleu, sentence level) and ROUGE-L (rouge-score, F1, best reference) of every row."""
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+
+    rouge = RougeScorer(["rougeL"], use_stemmer=True)
+    rows = list(zip(judged.candidates, judged.references, strict=True))
+    return {
+        "BLEU": np.array([sacrebleu.sentence_bleu(text, references).score for text, references in rows]),
+        "chrF": np.array([sacrebleu.sentence_chrf(text, references).score for text, references in rows]),
+        "ROUGE-L": np.array([
+            max(rouge.score(reference, text)["rougeL"].fmeasure for reference in references)
+            for text, references in rows
+        ]),
+    }  # fmt: skip
+
+
+def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int) -> Agreement:
+    rows = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    drawn = [statistic(values[row]) for row in rows]
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return Agreement(float(statistic(values)), float(low), float(high))
+
+
+def _judged(name: str, statistic: str, within: bool, rows: Sequence[dict]) -> JudgedSet:
+    dimensions = SUMMEVAL_DIMENSIONS if name == "SummEval" else tuple(rows[0]["scores"])
+    return JudgedSet(
+        name, statistic, within, [row["source"] for row in rows], [row["candidate"] for row in rows],
+        [row["references"] for row in rows], np.array([row["id"] for row in rows]),
+        {dimension: np.array([row["scores"][dimension] for row in rows], float) for dimension in dimensions},
+    )  # fmt: skip
+
+
+def _paired(name: str, pairs: Sequence[dict]) -> JudgedSet:
+    return JudgedSet(
+        name, "pairs", False, [pair["source"] for pair in pairs for _ in range(2)],
+        [pair[side] for pair in pairs for side in ("better", "worse")],
+        [pair["references"] for pair in pairs for _ in range(2)], np.repeat(np.arange(len(pairs)), 2), {},
+    )  # fmt: skip
+
+
+def _read(path: Path) -> list[dict]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _sample(rows: Sequence[dict], count: int, rng: np.random.Generator) -> list[dict]:
+    return [rows[i] for i in np.sort(rng.permutation(len(rows))[:count])]

@@ -1,0 +1,232 @@
+"""What the embedded model is worth: held-out losses, perplexities, agreement with human judgements, two sanity checks.
+
+`python -m bench.mini_quality` prints everything with 95% bootstrap intervals and appends it, with the model's checksum,
+to bench/results/mini_quality.jsonl. The options set how many rows are read.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets
+from diffscore_fast import DiffScorer
+from diffscore_fast.backbones.load import LoadedModel, load_model
+from diffscore_fast.training.__main__ import HELD_OUT
+from diffscore_fast.training.corpus import Corpus, prepare_corpus, read_articles
+from diffscore_fast.training.evaluation import Measured, difference_interval, held_out_losses
+from diffscore_fast.training.objective import masked_losses
+from diffscore_fast.training.patterns import lay_block, pack_layouts
+
+RESULTS = Path(__file__).parent / "results"
+NAME = "DiffScore prefix"
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path, exists=True), required=True,
+              help="Folder with judgements/ and corpus/wiki_en.txt.xz.")  # fmt: skip
+@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--sequences", default=60, show_default=True, help="Held-out sequences a loss is measured on.")
+@click.option("--documents", default=10, show_default=True, help="SummEval documents (16 systems each).")
+@click.option("--rows", default=60, show_default=True, help="Rows of QAGS-CNN and of each data-to-text set.")
+@click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
+@click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
+@click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
+@click.option("--threads", default=2, show_default=True)
+@click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
+def main(data: Path, model: str, sequences: int, documents: int, rows: int, pairs: int, checks: int, draws: int,
+         threads: int, note: str) -> None:  # fmt: skip
+    """Measure the embedded model."""
+    torch.set_num_threads(threads)
+    started = time.monotonic()
+    loaded = load_model(model, dtype=torch.float32)
+    scorer = DiffScorer(model, dtype=torch.float32)
+    report = Report(
+        model=str(model), weights_sha256=loaded.weights_sha256, note=note, draws=draws, threads=threads,
+        machine=platform.machine(), torch=torch.__version__, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )  # fmt: skip
+    measure_losses(report, loaded, held_out_corpus(data / "corpus" / "wiki_en.txt.xz", loaded), sequences)
+    sets = load_sets(data / "judgements", documents, rows, pairs)
+    for judged in sets:
+        measure_agreement(report, judged, scorer, loaded, draws)
+    many_documents = load_sets(data / "judgements", 100, 1, 1)[0]
+    check_shuffled(report, many_documents, scorer, checks, draws)
+    check_fluency(report, many_documents, scorer, checks, draws)
+    report.finish(time.monotonic() - started)
+
+
+class Report:
+    """Prints lines as they come and keeps them for the results file."""
+
+    def __init__(self, **about: Any) -> None:
+        self.about = about
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, section: str, name: str, value: float, low: float, high: float, **more: Any) -> None:
+        self.rows.append({"section": section, "name": name, "value": round(value, 4), "low": round(low, 4),
+                          "high": round(high, 4), **more})  # fmt: skip
+        details = "  ".join(f"{key} {item}" for key, item in more.items())
+        print(f"{section:<12} {name:<44} {value:>9.4f}  [{low:.4f}, {high:.4f}]  {details}", flush=True)
+
+    def finish(self, seconds: float) -> None:
+        RESULTS.mkdir(exist_ok=True)
+        record = {**self.about, "seconds": round(seconds), "results": self.rows}
+        with (RESULTS / "mini_quality.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        draw_losses(self.rows, RESULTS / "mini_losses.png")
+        print(f"{seconds:.0f} s; appended to {RESULTS / 'mini_quality.jsonl'}", file=sys.stderr)
+
+
+def held_out_corpus(path: Path, loaded: LoadedModel) -> Corpus:
+    """The articles that training never reads: the last `HELD_OUT` of the file."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "text.txt"
+        plain.write_bytes(lzma.decompress(path.read_bytes()))
+        articles = list(read_articles(plain))
+        kept = articles[-round(len(articles) * HELD_OUT) :]
+        plain.write_text("\n\n".join("\n".join(lines) for lines in kept), encoding="utf-8")
+        corpus = prepare_corpus(plain, loaded.tokenizer, Path(scratch) / "corpus")
+        return Corpus(np.array(corpus.tokens), corpus.sentences, corpus.paragraphs, corpus.articles, 0, corpus.last)
+
+
+def measure_losses(report: Report, loaded: LoadedModel, held_out: Corpus, sequences: int) -> None:
+    """Losses per pattern and ratio, perplexities, and what the right prefix is worth."""
+    measured = {item.setting: item for item in held_out_losses(loaded.backbone, held_out, sequences=sequences)}
+    for name, item in measured.items():
+        if not name.endswith("nelbo"):
+            report.add("loss", f"{name}, nats a masked piece", item.mean, *item.interval(), sequences=sequences)
+    gap = difference_interval(measured["wrong prefix"], measured["right prefix"])
+    report.add("loss", "wrong minus right prefix, nats", *gap, sequences=sequences)
+    for kind, (wrong, right) in by_kind(measured["wrong prefix"], measured["right prefix"]).items():
+        report.add("loss", f"  the same, {kind}", *difference_interval(wrong, right), sequences=len(wrong.sums))
+    for size in (1, 4, 8, 16):
+        item = measured[f"block@{size} nelbo"]
+        name = "autoregressive perplexity" if size == 1 else f"perplexity bound from above, block {size}"
+        values = np.exp([item.mean, *item.interval()])
+        report.add("perplexity", name, *values, tokens=int(item.counts.sum()))
+
+
+def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measured]]:
+    """Both measurements per pair kind; sequences take the kinds in turn."""
+    from diffscore_fast.training.evaluation import PAIR_KINDS
+
+    step = len(PAIR_KINDS)
+    return {
+        kind: (Measured(kind, wrong.sums[i::step], wrong.counts[i::step]),
+               Measured(kind, right.sums[i::step], right.counts[i::step]))
+        for i, kind in enumerate(PAIR_KINDS)
+    }  # fmt: skip
+
+
+def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loaded: LoadedModel, draws: int) -> None:
+    """Agreement with the human judgements of our score, the network's autoregressive mode, and the baselines."""
+    table = scorer.score(judged.sources, judged.candidates, direction="conditional", draws=draws, seed=0,
+                         attention="prefix", overlength="truncate-source")  # fmt: skip
+    metrics = {NAME: table.scores, "autoregressive": autoregressive_scores(loaded, judged), **baseline_scores(judged)}
+    for metric, scores in metrics.items():
+        found = agreement(judged, scores)
+        name = f"{judged.name} {'accuracy' if judged.statistic == 'pairs' else judged.statistic}, {metric}"
+        report.add("judgement", name, found.value, found.low, found.high, rows=len(scores))
+        if judged.name.startswith("WMT"):
+            # Kendall's tau over pairs: (concordant - discordant) / all, ties as discordant.
+            tau = [2 * value - 1 for value in (found.value, found.low, found.high)]
+            report.add("judgement", f"{judged.name} Kendall tau, {metric}", *tau, rows=len(scores))
+
+
+@torch.no_grad()
+def autoregressive_scores(loaded: LoadedModel, judged: JudgedSet) -> np.ndarray:
+    """Mean log-probability of the candidate's tokens, left to right after the source: the network at block size 1."""
+    backbone = loaded.backbone
+    limit = backbone.spec.pattern("block", 1).position_limit - 1
+    texts = list(dict.fromkeys([*judged.sources, *judged.candidates]))
+    ids = {text: item.ids.astype(np.int64) for text, item in zip(texts, loaded.tokenizer.encode(texts), strict=True)}
+    scores = np.full(len(judged.candidates), np.nan)
+    for row, (source, candidate) in enumerate(zip(judged.sources, judged.candidates, strict=True)):
+        before, after = ids[source][: limit - len(ids[candidate])], ids[candidate]
+        if not len(after):
+            continue
+        masked = np.repeat([False, True], [len(before), len(after)])
+        layout = lay_block(np.concatenate([before, after]), masked, 1, backbone.spec)
+        scores[row] = -float(masked_losses(backbone, pack_layouts([layout])).tokens.mean())
+    return scores
+
+
+def check_shuffled(report: Report, judged: JudgedSet, scorer: DiffScorer, checks: int, draws: int) -> None:
+    """How often a summary scores higher after its own document than after the next one, same masks."""
+    documents = first_of_each(judged)[: checks + 1]
+    own, summaries = documents[:-1], [judged.candidates[row] for row in documents[:-1]]
+    sources = [judged.sources[row] for row in documents]
+    right = scored(scorer, sources[: len(own)], summaries, "conditional", draws)
+    wrong = scored(scorer, sources[1:], summaries, "conditional", draws)
+    add_mean(report, "check", "SummEval: own document beats another's, share", (right > wrong).astype(float))
+    add_mean(report, "check", "SummEval: own minus another document, nats a token", right - wrong)
+
+
+def check_fluency(report: Report, judged: JudgedSet, scorer: DiffScorer, checks: int, draws: int) -> None:
+    """Marginal, conditional and pmi for a document's reference summary, another's, and its own with words shuffled."""
+    rng = np.random.default_rng(0)
+    documents = first_of_each(judged)[: checks + 1]
+    sources = [judged.sources[row] for row in documents[:-1]]
+    summaries = [judged.references[row][0] for row in documents]
+    candidates = {
+        "related": summaries[:-1],
+        "fluent but unrelated": summaries[1:],
+        "related, words shuffled": [" ".join(rng.permutation(text.split())) for text in summaries[:-1]],
+    }
+    for kind, texts in candidates.items():
+        conditional = scored(scorer, sources, texts, "conditional", draws)
+        marginal = scored(scorer, sources, texts, "marginal", draws)
+        add_mean(report, "fluency", f"{kind}: marginal", marginal)
+        add_mean(report, "fluency", f"{kind}: conditional", conditional)
+        add_mean(report, "fluency", f"{kind}: pmi", conditional - marginal)
+
+
+def first_of_each(judged: JudgedSet) -> list[int]:
+    """The first row of every document."""
+    return np.unique(judged.groups, return_index=True)[1].tolist()
+
+
+def scored(scorer: DiffScorer, sources: list[str], texts: list[str], direction: Any, draws: int) -> np.ndarray:
+    return scorer.score(sources, texts, direction=direction, draws=draws, attention="prefix",
+                        overlength="truncate-source").scores  # fmt: skip
+
+
+def add_mean(report: Report, section: str, name: str, values: np.ndarray) -> None:
+    """A mean over documents with its bootstrap interval."""
+    rows = np.random.default_rng(0).integers(len(values), size=(1000, len(values)))
+    low, high = np.quantile(values[rows].mean(axis=1), [0.025, 0.975])
+    report.add(section, name, float(values.mean()), float(low), float(high), documents=len(values))
+
+
+def draw_losses(rows: list[dict[str, Any]], path: Path) -> None:
+    """Held-out losses with their intervals as a bar chart."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    losses = [row for row in rows if row["section"] == "loss" and "@" in row["name"]]
+    names = [row["name"].split(",")[0] for row in losses]
+    values = np.array([row["value"] for row in losses])
+    errors = np.abs(np.array([[row["low"], row["high"]] for row in losses]).T - values)
+    figure, axis = pyplot.subplots(figsize=(9, 4))
+    axis.bar(names, values, yerr=errors, capsize=3)
+    axis.set_ylabel("held-out nats per masked word piece")
+    axis.tick_params(axis="x", rotation=45)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()

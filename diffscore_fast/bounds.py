@@ -1,0 +1,359 @@
+"""LikelihoodBounds: log p(x) of a block model from both sides (TUBE, arXiv 2605.24292), or exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.engine.check import check_packing
+from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.runner import DEFAULT_CACHE_BYTES, DEFAULT_TOKEN_BUDGET, Runner
+from diffscore_fast.engine.windows import Attention, Sequences
+from diffscore_fast.errors import InputError
+from diffscore_fast.estimators import evidence
+from diffscore_fast.estimators.orders import Generation, OrderDesign
+from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
+from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
+from diffscore_fast.text.checks import check_text
+from diffscore_fast.version import __version__
+
+Surrogate = Literal["self", "single", "autoregressive"] | Callable[[list[np.ndarray]], list[np.ndarray]]
+
+EXACT_LIMIT = 12  # block size; 4,095 states a block
+# States are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
+TOKENS_AT_ONCE = 1 << 17
+TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
+# A block's estimate hangs on one draw when the effective sample size falls below this.
+LEAST_EFFECTIVE_DRAWS = 2.0
+
+
+@dataclass(frozen=True)
+class BoundsConfig:
+    """How texts are bounded. Field by field as the keyword arguments of `LikelihoodBounds.estimate`."""
+
+    exact: bool
+    generation: Generation = Generation()
+    orders: int = 32
+    surrogate_orders: int = 32
+    surrogate: Surrogate = "self"
+    cross_fitted: bool = True
+    folds: int | None = None
+    design: OrderDesign = "independent"
+    seed: int = 0
+    autoregressive: bool = False
+    comparators: bool = False
+    forced: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.design not in ("independent", "antithetic"):
+            raise InputError(f"order design {self.design!r} is unknown; use independent or antithetic")
+        if self.orders < 1 or self.surrogate_orders < 1:
+            raise InputError("orders and surrogate orders must be at least 1")
+        if not callable(self.surrogate) and self.surrogate not in ("self", "single", "autoregressive"):
+            raise InputError(
+                f"surrogate {self.surrogate!r} is unknown; use self, single, autoregressive, or a function"
+            )
+        if self.design == "antithetic" and (self.orders % 2 or self.num_surrogate % 2):
+            raise InputError("antithetic orders come in pairs: give even numbers of orders and surrogate orders")
+        if self.uses_folds and (self.num_folds < 2 or self.independent_draws % self.num_folds):
+            raise InputError(
+                f"folds must be at least 2 and divide the {self.independent_draws} independent draws, "
+                f"{self.num_folds} does not"
+            )
+
+    @property
+    def num_surrogate(self) -> int:
+        """M: draws that make the surrogate."""
+        if self.surrogate == "self":
+            return self.surrogate_orders
+        return 1 if self.surrogate == "single" else 0
+
+    @property
+    def draws(self) -> int:
+        """K + M."""
+        return self.orders + self.num_surrogate
+
+    @property
+    def uses_folds(self) -> bool:
+        return not self.exact and self.surrogate == "self" and self.cross_fitted
+
+    @property
+    def independent_draws(self) -> int:
+        """Draws, or pairs of draws where they are coupled."""
+        return self.draws // 2 if self.design == "antithetic" else self.draws
+
+    @property
+    def num_folds(self) -> int:
+        """Folds of the cross-fitting; every independent draw by itself if not given."""
+        return self.independent_draws if self.folds is None else self.folds
+
+
+class LikelihoodBounds:
+    """Brackets the log-likelihood of texts under a block model.
+
+    Parameters
+    ----------
+    model : str or Path
+        "mini", or a model folder whose model has the pattern `block`.
+    block_size : int
+        L', one of the model's block sizes.
+    device, dtype, token_budget, cache_bytes, implementation
+        As for `DiffScorer`.
+
+    Raises
+    ------
+    CheckpointError, UnsupportedPatternError
+
+    Examples
+    --------
+    >>> bounds = LikelihoodBounds("mini", block_size=4)
+    >>> table = bounds.exact(["The cat sat on the mat."])
+    >>> bool(table.lower[0] == table.exact[0] == table.upper[0])
+    True
+    """
+
+    def __init__(self, model: str | Path = "mini", *, block_size: int = 8, device: str | torch.device = "cpu",
+                 dtype: torch.dtype | None = None, token_budget: int = DEFAULT_TOKEN_BUDGET,
+                 cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = "auto") -> None:  # fmt: skip
+        loaded = load_model(model, device=device, dtype=dtype)
+        self.spec = loaded.backbone.spec
+        self._pattern = self.spec.pattern("block", block_size)
+        self.block_size = block_size
+        self._tokenizer = loaded.tokenizer
+        self._weights_sha256 = loaded.weights_sha256
+        self._dtype = str(loaded.backbone.dtype).removeprefix("torch.")
+        self._runner = Runner(loaded.backbone, token_budget=token_budget, cache_bytes=cache_bytes,
+                              implementation=implementation)  # fmt: skip
+        check_packing(self._runner)
+
+    def estimate(
+        self,
+        texts: Sequence[str | None],
+        *,
+        generation: Literal["any-order", "parallel"] = "any-order",
+        steps: int | None = None,
+        step_probabilities: Sequence[float] | None = None,
+        orders: int = 32,
+        surrogate_orders: int = 32,
+        surrogate: Surrogate = "self",
+        cross_fitted: bool = True,
+        folds: int | None = None,
+        design: OrderDesign = "independent",
+        seed: int = 0,
+        autoregressive: bool = False,
+        comparators: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> BoundsTable:
+        """Lower and upper bound from sampled orders.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            An entry that is None, empty, no text, or too long gets a status and no bounds.
+        generation, steps, step_probabilities
+            `any-order`: one token a step in uniform order. `parallel`: `steps` steps, each token's step drawn from
+            `step_probabilities` (uniform if not given), independent.
+        orders, surrogate_orders : int
+            K and M.
+        surrogate : {"self", "single", "autoregressive"} or callable
+            psi: the mean of M other orders, one order, the same network at block size 1, or a function from token
+            arrays to the log-probability of every token (an autoregressive model with the same tokenizer).
+        cross_fitted : bool
+            With surrogate "self": use all K + M draws for both bounds, each fold against the mean of the others.
+            False plays M draws against K, as in the paper.
+        folds : int, optional
+            Folds of the cross-fitting; see `BoundsConfig.num_folds`.
+        design : {"independent", "antithetic"}
+            `antithetic` pairs each order with its reverse; bounds and errors are then made of the pairs' means.
+        seed : int
+        autoregressive : bool
+            Also the log-likelihood of the same network at block size 1.
+        comparators : bool
+            Also CUBO_2, TVO upper and IS-VG-B from the same draws: biased in finite samples, not bounds.
+        progress : callable, optional
+            Called with the number of window tokens just evaluated.
+
+        Returns
+        -------
+        BoundsTable
+
+        Raises
+        ------
+        InputError
+            For unknown options or a bare string in place of a list.
+        """
+        config = BoundsConfig(
+            False, make_generation(generation, steps, step_probabilities), orders, surrogate_orders, surrogate,
+            cross_fitted, folds, design, seed, autoregressive, comparators,
+        )  # fmt: skip
+        return self._table(texts, config, progress)
+
+    def exact(
+        self,
+        texts: Sequence[str | None],
+        *,
+        generation: Literal["any-order", "parallel"] = "any-order",
+        steps: int | None = None,
+        step_probabilities: Sequence[float] | None = None,
+        autoregressive: bool = False,
+        forced: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> BoundsTable:
+        """Exact log-likelihood by the lattice of visible subsets: 2^L' - 1 states a block.
+
+        Parameters as for `estimate`. Block sizes above 12 are refused with their cost, unless `forced`.
+        """
+        config = BoundsConfig(True, make_generation(generation, steps, step_probabilities),
+                              autoregressive=autoregressive, forced=forced)  # fmt: skip
+        return self._table(texts, config, progress)
+
+    def bound_batches(self, texts: Iterable[Any], config: BoundsConfig,
+                      progress: Callable[[int], None] | None = None) -> Iterator[BoundsTable]:  # fmt: skip
+        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order."""
+        if config.exact and self.block_size > EXACT_LIMIT and not config.forced:
+            states = 2**self.block_size - 1
+            raise InputError(
+                f"exact likelihood at block size {self.block_size} takes {states:,} states a block, "
+                f"{states / (2**8 - 1):,.0f} times the cost of block size 8; use estimate, or forced=True (--force)"
+            )
+        states = 2**self.block_size - 1
+        if not config.exact:
+            states = min(states, config.draws * min(self.block_size, config.generation.steps or self.block_size))
+        batch: list[Any] = []
+        size = 0
+        for text in texts:
+            batch.append(text)
+            # Four characters a token is near enough for a bound on memory.
+            size += (len(text) // 4 + 1) * states if isinstance(text, str) else 0
+            if size >= TOKENS_AT_ONCE or len(batch) >= 4096:
+                yield self._bound_batch(batch, config, progress)
+                batch, size = [], 0
+        if batch:
+            yield self._bound_batch(batch, config, progress)
+
+    def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
+        if isinstance(texts, str | bytes):
+            raise InputError("texts is one string; give a list of texts, [text] for a single one")
+        if texts is None or not hasattr(texts, "__len__"):
+            raise InputError(f"texts must be a sequence of texts, not {type(texts).__name__}")
+        tables = list(self.bound_batches(texts, config, progress))
+        return BoundsTable.join(tables) if tables else self._bound_batch([], config, progress)
+
+    def _bound_batch(self, texts: list[Any], config: BoundsConfig,
+                     progress: Callable[[int], None] | None) -> BoundsTable:  # fmt: skip
+        checked = [check_text("text", text) for text in texts]
+        status, messages = [item[0] for item in checked], [item[1] for item in checked]
+        encoded = self._tokenizer.encode([text for text, state in zip(texts, status, strict=True) if state == OK])
+        ids: list[np.ndarray] = []
+        kept: list[int] = []
+        room = self._pattern.position_limit - int(self.spec.start_id is not None)
+        for row, item in zip([row for row, state in enumerate(status) if state == OK], encoded, strict=True):
+            if len(item.ids) == 0:
+                status[row], messages[row] = EMPTY_TEXT, "the text has no tokens"
+            elif len(item.ids) > room:
+                status[row] = TOO_LONG
+                messages[row] = f"the text has {len(item.ids)} tokens, the model takes {room}"
+            else:
+                ids.append(item.ids)
+                kept.append(row)
+        sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
+        blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
+        values = self._evaluate(config, sequences, blocks, ids, progress)
+        return BoundsTable.from_blocks(values, blocks.sequence, kept, status, messages, sequences.target_lengths,
+                                       self.signature(config))  # fmt: skip
+
+    def _evaluate(self, config: BoundsConfig, sequences: Sequences, blocks: Blocks, ids: list[np.ndarray],
+                  progress: Callable[[int], None] | None) -> BlockBounds:  # fmt: skip
+        attention = Attention("block", self.block_size)
+        count = len(blocks.lengths)
+        unknown = np.full(count, np.nan)
+        known = dict(start=blocks.start, num_tokens=blocks.lengths)
+        autoregressive = unknown
+        if (config.autoregressive or config.surrogate == "autoregressive") and count:
+            autoregressive = _per_block(self._autoregressive(sequences, ids, progress), sequences, blocks)
+        if config.exact:
+            lattice = Lattice(blocks, config.generation)
+            exact = self._runner.evaluate(lattice, sequences, attention, progress) if count else unknown
+            nothing = np.zeros(count)
+            return BlockBounds(
+                **known, lower=exact, upper=exact, exact=exact, stderr_lower=nothing, stderr_upper=nothing,
+                autoregressive=autoregressive, effective_draws=unknown, distinct_states=lattice.num_states,
+                visited_states=lattice.num_states, comparators={},
+            )  # fmt: skip
+        keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
+        estimator = SampledOrders(blocks, keys, config.generation, config.draws, config.design)
+        result = self._runner.evaluate(estimator, sequences, attention, progress)
+        paired = config.design == "antithetic"
+        log_p = evidence.pair_means(result.log_p) if paired else result.log_p
+        split = config.num_surrogate // 2 if paired else config.num_surrogate
+        if config.uses_folds:
+            lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, config.num_folds)
+        elif split:
+            lower = evidence.log_mean_exp(log_p[:, split:])
+            psi = evidence.log_mean_exp(log_p[:, :split]).value
+            upper = evidence.tangent_upper(log_p[:, split:], psi, log_p[:, :split])
+        else:
+            lower = evidence.log_mean_exp(log_p)
+            psi = autoregressive
+            if callable(config.surrogate):
+                psi = _per_block(np.concatenate(config.surrogate(ids)), sequences, blocks)
+            upper = evidence.tangent_upper(log_p, psi)
+        comparators = {}
+        if config.comparators:
+            comparators = {
+                "cubo_2": evidence.cubo(result.log_p, 2.0),
+                "tvo_upper": evidence.tvo_upper(result.log_p, np.array(TVO_PARTITION)),
+                "is_vg_b": evidence.is_vg_b(result.log_p),
+            }
+        return BlockBounds(
+            **known, lower=lower.value, upper=upper.value, exact=unknown, stderr_lower=lower.stderr,
+            stderr_upper=upper.stderr, autoregressive=autoregressive,
+            effective_draws=evidence.effective_sample_size(log_p), distinct_states=result.distinct_states,
+            visited_states=result.visited_states, comparators=comparators,
+        )  # fmt: skip
+
+    def _autoregressive(self, sequences: Sequences, ids: list[np.ndarray],
+                        progress: Callable[[int], None] | None) -> np.ndarray:  # fmt: skip
+        """Log-probability of every token given those before it: the network at block size 1. float64 [tokens]."""
+        self.spec.pattern("block", 1)
+        singles = cut_blocks(sequences.target_lengths, 1, self.spec.start_id is not None)
+        return self._runner.evaluate(Lattice(singles, Generation()), sequences, Attention("block", 1), progress)
+
+    def signature(self, config: BoundsConfig) -> BoundsSignature:
+        """What bounds under this configuration depend on beside the text."""
+        generation = config.generation
+        surrogate = "function" if callable(config.surrogate) else config.surrogate
+        return BoundsSignature(
+            version=__version__, model=self.spec.name, weights=self._weights_sha256[:12],
+            tokenizer=self._tokenizer.sha256[:12], block_size=self.block_size,
+            generation="any-order" if generation.steps is None else "parallel", steps=generation.steps,
+            step_probabilities=generation.step_probabilities, method="exact" if config.exact else "estimate",
+            orders=None if config.exact else config.orders,
+            surrogate=None if config.exact else surrogate,
+            surrogate_orders=config.num_surrogate or None if not config.exact else None,
+            folds=config.num_folds if config.uses_folds else None, design=None if config.exact else config.design,
+            seed=None if config.exact else config.seed, dtype=self._dtype,
+            implementation=self._runner.implementations,
+        )  # fmt: skip
+
+
+def make_generation(name: str, steps: int | None, step_probabilities: Sequence[float] | None) -> Generation:
+    """A `Generation` from the words of the public calls."""
+    if name not in ("any-order", "parallel"):
+        raise InputError(f"generation {name!r} is unknown; use any-order or parallel")
+    if (steps is None) != (name == "any-order"):
+        raise InputError("steps belong to parallel generation, which needs them")
+    return Generation(steps, None if step_probabilities is None else tuple(step_probabilities))
+
+
+def _per_block(per_token: np.ndarray, sequences: Sequences, blocks: Blocks) -> np.ndarray:
+    """Sums over the tokens of each block."""
+    running = np.concatenate([[0.0], np.cumsum(per_token, dtype=np.float64)])
+    first = sequences.target_offsets[:-1][blocks.sequence]
+    return running[first + blocks.stop] - running[first + blocks.start]

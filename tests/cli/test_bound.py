@@ -1,0 +1,82 @@
+"""`diffscore bound`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from diffscore_fast import LikelihoodBounds
+from diffscore_fast.cli import bound as bound_module
+from diffscore_fast.cli.main import main
+
+TEXTS = ["The cat sat on the mat.", "It rained.", ""]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return LikelihoodBounds("mini", block_size=4)
+
+
+@pytest.fixture
+def run(loaded, monkeypatch, tmp_path):
+    monkeypatch.setattr(bound_module, "LikelihoodBounds", lambda model, **options: loaded)
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)))
+
+    def invoke(*arguments: str):
+        result = CliRunner().invoke(main, ["bound", "in.jsonl", "-o", "out.jsonl", "--block-size", "4", *arguments])
+        written = Path("out.jsonl")
+        return result, [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else None
+
+    return invoke
+
+
+def test_exact_is_the_default_for_small_blocks(run, loaded):
+    result, rows = run()
+    assert result.exit_code == 3, result.output
+    expected = loaded.exact(TEXTS[:2], autoregressive=True)
+    for row, exact, autoregressive in zip(rows, expected.exact, expected.autoregressive, strict=False):
+        assert row["lower"] == row["upper"] == row["exact"] == pytest.approx(exact, abs=1e-4)
+        assert row["autoregressive"] == pytest.approx(autoregressive, abs=1e-4)
+        assert row["interval"] == [row["lower"], row["upper"]] and row["stderr_lower"] == 0
+    assert rows[2]["status"] == "empty_text" and rows[2]["lower"] is None and rows[2]["interval"] == [None, None]
+    assert "perplexity" in result.output and "autoregressive perplexity" in result.output
+    assert "method:exact" in result.output
+
+
+def test_estimates_carry_intervals_errors_and_comparators(run):
+    result, rows = run("--method", "estimate", "--orders", "8", "--surrogate-orders", "8", "--comparators", "--z", "2")
+    assert result.exit_code == 3, result.output
+    row = rows[0]
+    assert row["interval"][0] == pytest.approx(row["lower"] - 2 * row["stderr_lower"])
+    assert row["interval"][1] == pytest.approx(row["upper"] + 2 * row["stderr_upper"])
+    assert set(row["comparators"]) == {"cubo_2", "tvo_upper", "is_vg_b"} and row["effective_draws"] > 1
+    assert "perplexity interval (z = 2)" in result.output and "surrogate:self" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text-column", "body"], "no field 'body'; it has: id, text"),
+        (["--orders", "0"], "must be at least 1"),
+        (["--step-probabilities", "1.0"], "belong to parallel generation"),
+        (["--steps", "2", "--step-probabilities", "a"], "comma-separated numbers"),
+        (["--output-prefix", "", "--text-column", "id", "--steps", "0"], "steps must be at least 1"),
+    ],
+)
+def test_wrong_use_is_refused_and_leaves_nothing(run, arguments, message):
+    result, rows = run(*arguments)
+    assert result.exit_code == 2 and message in result.output and rows is None
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl"]
+
+
+def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"text": "a"}\n')
+    command = ["bound", "in.jsonl", "-o", "out.jsonl", "--block-size", "16", "--method", "exact"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and "65,535 states a block" in result.output
+    assert not Path("out.jsonl").exists() and not Path("out.jsonl.partial").exists()

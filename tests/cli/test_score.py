@@ -1,0 +1,182 @@
+"""`diffscore score` and `diffscore info`, run as a user runs them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from diffscore_fast import scorer as scorer_module
+from diffscore_fast.cli import score as score_module
+from diffscore_fast.cli.main import main
+from diffscore_fast.errors import CheckpointError
+
+ROWS = [
+    {"id": 7, "source": "The cat sat on the mat.", "candidate": "A cat sat."},
+    {"id": 8, "source": "The cat sat on the mat.", "candidate": "It rained.", "extra": {"x": [1, None]}},
+    {"id": 9, "source": "It rained all day.", "candidate": "It rained."},
+]
+
+
+@pytest.fixture
+def run(mini, monkeypatch, tmp_path):
+    """Run `diffscore score` in this process, with the model that is already loaded."""
+    monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: mini)
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments: str, rows=ROWS, content: bytes | None = None, name: str = "in.jsonl"):
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode() if content is None else content
+        Path(name).write_bytes(lines)
+        result = CliRunner().invoke(main, ["score", name, "-o", "out.jsonl", "--draws", "1", *arguments])
+        written = Path("out.jsonl").read_text().splitlines() if Path("out.jsonl").exists() else None
+        return result, None if written is None else [json.loads(line) for line in written]
+
+    return invoke
+
+
+def test_rows_come_back_in_order_with_scores_and_all_their_fields(run, mini):
+    result, rows = run()
+    assert result.exit_code == 0, result.output
+    expected = mini.score([row["source"] for row in ROWS], [row["candidate"] for row in ROWS], draws=1)
+    for row, before, score in zip(rows, ROWS, expected.scores, strict=True):
+        assert {key: row[key] for key in before} == before
+        assert row["status"] == "ok" and row["stderr"] is None and row["tokens"] > 0
+        assert row["score"] == pytest.approx(score, abs=1e-5)
+    assert "rows ok" in result.output and "mean score" in result.output
+    assert "signature version:" in result.output and "direction:conditional" in result.output
+
+
+def test_profile_tokens_and_prefix_of_the_added_names(run):
+    result, rows = run("--profile", "--tokens", "--output-prefix", "d_", "--direction", "pmi", "--draws", "20")
+    assert result.exit_code == 0, result.output
+    assert list(rows[0]["d_profile"]) == [f"0.{k}" for k in range(1, 10)]
+    assert [item[:2] for item in rows[0]["d_token_scores"]] == [[0, 1], [2, 5], [6, 9], [9, 10]]
+    assert rows[0]["d_stderr"] > 0 and "score" not in rows[0]
+
+
+BAD = [
+    (b'{"source": "s", "candidate": ""}', "empty_candidate", "no tokens"),
+    (b'{"source": "", "candidate": "c"}', "empty_source", "no tokens"),
+    (b'{"source": "s"}', "missing", "candidate is missing"),
+    (b'{"source": "s", "candidate": null}', "missing", "candidate is missing"),
+    (b'{"source": "s", "candidate": 5}', "invalid_text", "is a int, not text"),
+    (b'{"source": ["s"], "candidate": "c"}', "invalid_text", "is a list, not text"),
+    (b'{"source": "s", "candidate": "\\ud800"}', "invalid_text", "lone surrogate"),
+    (b'{"source": "s", "candidate": "c"', "invalid_record", "line 2 is not JSON"),
+    (b'{"source": "s", "source": "t", "candidate": "c"}', "invalid_record", "key 'source' twice"),
+    (b'{"source": "s", "candidate": "\xff"}', "invalid_record", "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("line", "status", "message"), BAD, ids=lambda item: str(item)[:40])
+def test_a_bad_row_gets_a_status_and_its_neighbours_their_scores(run, line, status, message):
+    good = json.dumps(ROWS[0]).encode()
+    _, alone = run(content=good)
+    result, rows = run(content=good + b"\n" + line + b"\n" + good)
+    assert result.exit_code == 3
+    assert [row["status"] for row in rows] == ["ok", status, "ok"]
+    assert rows[1]["score"] is None and rows[1]["tokens"] == 0 and message in rows[1]["message"]
+    assert rows[0]["score"] == pytest.approx(alone[0]["score"], abs=1e-5)
+    if status == "invalid_record":
+        assert rows[1]["line"] == 2 and rows[1]["raw"] == line.decode("utf-8", "backslashreplace")
+    assert f"rows {status}" in result.output
+
+
+def test_over_length_rows_fail_are_skipped_or_cut(run):
+    rows = [*ROWS, {"source": "word " * 2100, "candidate": "A word."}]
+    result, out = run(rows=rows)
+    assert result.exit_code == 3 and out[3]["status"] == "too_long" and out[3]["score"] is None
+    result, out = run("--overlength", "skip", rows=rows)
+    assert result.exit_code == 0 and out[3]["status"] == "too_long"
+
+
+def test_splitting_the_file_changes_no_score(run):
+    _, together = run()
+    apart = [run(rows=[row])[1][0] for row in ROWS]
+    for row, alone in zip(together, apart, strict=True):
+        assert row["score"] == pytest.approx(alone["score"], abs=1e-5)
+
+
+def test_a_wrong_column_name_lists_the_columns_there_are(run):
+    result, rows = run("--candidate-column", "hypothesis")
+    assert result.exit_code == 2 and rows is None
+    assert "no field 'hypothesis'; it has: id, source, candidate, extra" in result.output
+    assert "--candidate-column" in result.output
+
+
+def test_a_field_that_would_be_written_over_is_refused(run):
+    result, rows = run(rows=[{**ROWS[0], "score": 1}])
+    assert result.exit_code == 2 and rows is None and "already has the field score" in result.output
+    late = [ROWS[0]] * 120 + [{**ROWS[0], "score": 1}]
+    result, rows = run(rows=late)
+    assert result.exit_code == 3 and len(rows) == 121 and rows[120]["status"] == "invalid_record"
+
+
+def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
+    def never(model, **options):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(score_module, "DiffScorer", never)
+    Path("in.jsonl").write_text(json.dumps(ROWS[0]))
+    for arguments, message in [
+        (["in.jsonl", "-o", "no/folder/out.jsonl"], "cannot write"),
+        (["none.jsonl", "-o", "out.jsonl"], "cannot read none.jsonl: No such file"),
+        (["in.jsonl", "-o", "in.jsonl"], "is the input file itself"),
+        (["in.jsonl", "-o", "out.jsonl", "--draws", "0"], "draws must be at least 1"),
+        (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted", "--level-weights", "a,b"], "comma-separated"),
+        (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted"], "needs them"),
+    ]:
+        result = CliRunner().invoke(main, ["score", *arguments])
+        assert result.exit_code == 2 and message in result.output, result.output
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl"]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
+    def broken(model, **options):
+        raise CheckpointError("no model 'x'")
+
+    monkeypatch.setattr(score_module, "DiffScorer", broken)
+    result, rows = run()
+    assert result.exit_code == 2 and "no model" in result.output and rows is None
+    assert not Path("out.jsonl.partial").exists()
+
+
+def test_empty_file_standard_streams_and_gzip(run):
+    result, rows = run(content=b"\n \n")
+    assert result.exit_code == 0 and rows == [] and "blank lines passed over" in result.output
+    line = json.dumps(ROWS[0]).encode()
+    result = CliRunner().invoke(main, ["score", "-", "-o", "-", "--draws", "1"], input=line)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["status"] == "ok" and "signature" in result.stderr
+    Path("in.jsonl.gz").write_bytes(gzip.compress(line))
+    result = CliRunner().invoke(main, ["score", "in.jsonl.gz", "-o", "out.jsonl.gz", "--draws", "1", "--quiet"])
+    assert result.exit_code == 0 and result.output == ""
+    assert json.loads(gzip.decompress(Path("out.jsonl.gz").read_bytes()))["status"] == "ok"
+
+
+def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeypatch):
+    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)  # every row a batch of its own
+    score_batch, done = mini._score_batch, []
+
+    def stopped(*arguments):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return score_batch(*arguments)
+
+    monkeypatch.setattr(mini, "_score_batch", stopped)
+    result, rows = run()
+    assert result.exit_code == 130 and rows is None
+    assert "2 finished rows are in out.jsonl.partial" in result.output
+    kept = [json.loads(line) for line in Path("out.jsonl.partial").read_text().splitlines()]
+    assert [row["status"] for row in kept] == ["ok", "ok"]
+
+
+def test_info_names_versions_models_and_implementations():
+    result = CliRunner().invoke(main, ["info"])
+    assert result.exit_code == 0
+    for expected in ("torch", "model mini", "masked_logprob on cpu", "prefix_attention on cpu", "float32"):
+        assert expected in result.output

@@ -1,0 +1,140 @@
+"""LikelihoodBounds with the embedded model: brackets, exactness, and texts that have no bounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from diffscore_fast import LikelihoodBounds
+from diffscore_fast.engine.windows import Attention
+from diffscore_fast.errors import InputError, UnsupportedPatternError
+from tests.support.networks import dense_log_probs
+
+TEXTS = ["The cat sat on the mat and looked at the dog.", "It rained.", "Rain"]
+
+
+@pytest.fixture(scope="module")
+def bounds():
+    return LikelihoodBounds("mini", block_size=4)
+
+
+@pytest.fixture(scope="module")
+def exact(bounds):
+    return bounds.exact(TEXTS, autoregressive=True)
+
+
+def test_exact_equals_brute_force_over_all_orders_with_a_dense_network(bounds):
+    """Every order of every block, every step a full forward pass without cache or windows."""
+    backbone = bounds._runner.backbone
+    ids = bounds._tokenizer.encode(["The cat sat on a mat"])[0].ids.tolist()
+    total, attention = 0.0, Attention("block", 4)
+    for start, stop in ((0, 3), (3, len(ids))):
+        terms = []
+        for order in itertools.permutations(range(stop - start)):
+            log_p = 0.0
+            for place in order:
+                masked = [order.index(other) >= order.index(place) for other in range(stop - start)]
+                answers = dense_log_probs(backbone, attention, [], ids, masked, start, stop)
+                log_p += answers[[i for i, flag in enumerate(masked) if flag].index(place)]
+            terms.append(log_p)
+        total += np.logaddexp.reduce(terms) - math.log(len(terms))
+    assert bounds.exact(["The cat sat on a mat"]).exact[0] == pytest.approx(total, abs=1e-3)
+
+
+def test_estimates_bracket_the_exact_value(bounds, exact):
+    table = bounds.estimate(TEXTS, orders=32, surrogate_orders=32)
+    low, high = table.interval()
+    assert (low <= exact.exact).all() and (exact.exact <= high).all()
+    assert (table.distinct_states <= exact.distinct_states).all()
+    assert table.visited_states.tolist() == (64 * table.num_tokens).tolist()
+    means = [bounds.estimate(TEXTS[:1], orders=2, surrogate_orders=2, seed=seed) for seed in range(60)]
+    lower, upper = (np.array([getattr(item, name)[0] for item in means]) for name in ("lower", "upper"))
+    assert lower.mean() - 2 * lower.std() / 60**0.5 < exact.exact[0] < upper.mean() + 2 * upper.std() / 60**0.5
+    assert lower.mean() < upper.mean()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_parallel_generation(bounds, steps):
+    exact = bounds.exact(TEXTS, generation="parallel", steps=steps)
+    table = bounds.estimate(TEXTS, generation="parallel", steps=steps)
+    low, high = table.interval()
+    assert (low - 1e-9 <= exact.exact).all() and (exact.exact <= high + 1e-9).all()
+    if steps == 1:
+        np.testing.assert_allclose(table.lower, table.upper, atol=1e-9)
+        np.testing.assert_allclose(table.lower, exact.exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [dict(surrogate="single"), dict(surrogate="autoregressive"),
+                                     dict(cross_fitted=False), dict(design="antithetic"),
+                                     dict(design="antithetic", cross_fitted=False)])  # fmt: skip
+def test_every_surrogate_and_design_gives_a_bracket(bounds, exact, options):
+    table = bounds.estimate(TEXTS, orders=16, surrogate_orders=16, **options)
+    low, high = table.interval(4.0)
+    assert (low <= exact.exact).all() and (exact.exact <= high).all()
+
+
+def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
+    own = bounds.estimate(TEXTS, surrogate="autoregressive", autoregressive=True)
+
+    def uniform(texts: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.full(len(ids), -np.log(bounds.spec.vocab_size)) for ids in texts]
+
+    table = bounds.estimate(TEXTS, surrogate=uniform)
+    assert np.isfinite(own.upper).all() and (table.upper > own.upper).any()
+    assert table.signature.surrogate == "function"
+
+
+def test_block_size_one_is_the_autoregressive_model(exact):
+    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS)
+    np.testing.assert_allclose(single.exact, exact.autoregressive, atol=1e-4)
+    assert (single.distinct_states == single.num_tokens).all()
+
+
+def test_bounds_do_not_depend_on_neighbours_or_budgets(bounds, exact):
+    small = LikelihoodBounds("mini", block_size=4, token_budget=50, cache_bytes=1)
+    np.testing.assert_allclose(small.exact(TEXTS[::-1]).exact, exact.exact[::-1], atol=1e-4)
+    alone = [bounds.estimate([text], orders=4, surrogate_orders=4).upper[0] for text in TEXTS]
+    np.testing.assert_allclose(bounds.estimate(TEXTS, orders=4, surrogate_orders=4).upper, alone, atol=1e-4)
+
+
+def test_blocks_add_up_to_texts_and_tables_to_perplexities(exact):
+    for row in range(len(TEXTS)):
+        owned = slice(exact.block_offsets[row], exact.block_offsets[row + 1])
+        assert exact.blocks.exact[owned].sum() == pytest.approx(exact.exact[row])
+        assert exact.blocks.num_tokens[owned].sum() == exact.num_tokens[row]
+    low, high = exact.perplexity_interval()
+    assert low == pytest.approx(high) == pytest.approx(np.exp(-exact.exact.sum() / exact.num_tokens.sum()))
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [("", "empty_text", "no tokens"), (None, "missing", "text is missing"), (3, "invalid_text", "is a int"),
+     ("\ud800", "invalid_text", "lone surrogate"), ("word " * 2048, "too_long", "2048 tokens, the model takes 2047")],
+)  # fmt: skip
+def test_bad_texts_get_a_status_and_no_bounds(bounds, exact, text, status, message):
+    table = bounds.exact([TEXTS[1], text, TEXTS[2]])
+    assert table.status == ["ok", status, "ok"] and message in table.messages[1]
+    assert np.isnan([table.lower[1], table.upper[1], table.exact[1]]).all() and table.num_tokens[1] == 0
+    np.testing.assert_allclose(table.exact[[0, 2]], exact.exact[1:], atol=1e-4)
+
+
+def test_no_texts_is_an_empty_table(bounds):
+    for table in (bounds.exact([]), bounds.estimate([])):
+        assert len(table) == 0 and np.isnan(table.perplexity_interval()).all()
+
+
+def test_wrong_use_is_refused(bounds):
+    with pytest.raises(InputError, match="texts is one string"):
+        bounds.exact("text")
+    with pytest.raises(InputError, match="65,535 states a block, 257 times the cost of block size 8"):
+        LikelihoodBounds("mini", block_size=16).exact(["text"])
+    with pytest.raises(UnsupportedPatternError, match="block size 5"):
+        LikelihoodBounds("mini", block_size=5)
+    for options in (dict(generation="other"), dict(generation="parallel"), dict(steps=3), dict(orders=0),
+                    dict(surrogate="other"), dict(design="other"), dict(folds=5), dict(folds=1),
+                    dict(design="antithetic", orders=3)):  # fmt: skip
+        with pytest.raises(InputError):
+            bounds.estimate(TEXTS, **options)
