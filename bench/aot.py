@@ -93,8 +93,8 @@ def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: tor
     types = {
         **dict.fromkeys(("hidden", "weight", "bias"), f"*{letter}"),
         **dict.fromkeys(("rows", "targets", "excluded", "rank"), "*i64"),
-        **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob", "entropy"), "*fp32"),
-        "above": "*i32", "grad_log_prob": "*fp32", "gradient": f"*{letter}",
+        **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob"), "*fp32"),
+        "entropy": "*fp32", "above": "*i32", "grad_log_prob": "*fp32", "gradient": f"*{letter}",
         **dict.fromkeys(("count", "width", "vocabulary", "split_size", "splits", "first", "last"), "i32"),
         **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
         **dict.fromkeys(("logit_scale", "soft_cap"), "fp32"),
@@ -210,7 +210,9 @@ def report(words: list[str]) -> int:
                 continue
             built = compile_case(case, target)
             line = f"{case.name:58} {name:7} registers {built.registers:3} spills {built.spills:3} "
-            line += f"shared {built.shared / 1024:5.1f} KiB occupancy <= {occupancy(case, built, target, machine):4.0%} "
+            line += (
+                f"shared {built.shared / 1024:5.1f} KiB occupancy <= {occupancy(case, built, target, machine):4.0%} "
+            )
             line += f"{built.instructions}"
             if machine.bandwidth and "bf16" in case.name:
                 seconds = max(case.moved / machine.bandwidth, case.operations / machine.bf16_rate)

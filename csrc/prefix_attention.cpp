@@ -1,8 +1,8 @@
 // Attention of packed windows over a shared prefix and over themselves, online softmax in two ordered stages.
 //
-// A lane is a query. Stage one takes the queries of all windows that see one prefix, 24 at a time, over tiles of 64
+// A lane is a query. Stage one takes the queries of all windows that see one prefix, 24 at a time, over tiles of 128
 // prefix keys and leaves (maximum, sum, accumulator) for each query; stage two goes on over the window's own keys from
-// that state, which is the merge by log-sum-exp without a second softmax. Scores exist as a [64, 24] tile only, with
+// that state, which is the merge by log-sum-exp without a second softmax. Scores exist as a [128, 24] tile only, with
 // keys down and queries across, so that maximum and sum need no work across a vector.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +22,7 @@
 namespace diffscore {
 namespace {
 
-constexpr int64_t kTileKeys = 64;
+constexpr int64_t kTileKeys = 128;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes

@@ -1,5 +1,7 @@
 """Operations: one file each, with meaning, reference implementation and dispatch."""
 
+from diffscore_fast.ops.evidence_bounds import EVIDENCE_BOUNDS, EvidenceBounds, evidence_bounds
+from diffscore_fast.ops.log_mean_exp import LOG_MEAN_EXP, LogMeanExp, log_mean_exp
 from diffscore_fast.ops.masked_logprob import (
     MASKED_LOGPROB,
     MASKED_LOGPROB_STATISTICS,
@@ -10,16 +12,22 @@ from diffscore_fast.ops.masked_logprob import (
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayout, prefix_attention
 from diffscore_fast.ops.registry import AUTO
 
-OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION)
+OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
 
 __all__ = [
     "AUTO",
+    "EVIDENCE_BOUNDS",
+    "LOG_MEAN_EXP",
     "MASKED_LOGPROB",
     "MASKED_LOGPROB_STATISTICS",
     "OPERATIONS",
     "PREFIX_ATTENTION",
     "AttentionLayout",
+    "EvidenceBounds",
+    "LogMeanExp",
     "LogitStatistics",
+    "evidence_bounds",
+    "log_mean_exp",
     "masked_logprob",
     "masked_logprob_statistics",
     "prefix_attention",

@@ -40,6 +40,15 @@ def _fake_attention(query, *others) -> Tensor:  # type: ignore[no-untyped-def]
     return query.new_empty(query.shape)
 
 
+def _fake_log_mean_exp(values, segments):  # type: ignore[no-untyped-def]
+    shape = (segments.shape[0] - 1,)
+    return (*(values.new_empty(shape) for _ in range(4)), segments.new_empty(shape))
+
+
+def _fake_bounds(log_p, folds, segments):  # type: ignore[no-untyped-def]
+    return tuple(log_p.new_empty((segments.shape[0] - 1,)) for _ in range(3))
+
+
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale = inputs
     ctx.save_for_backward(hidden, weight, bias, targets, rows, weight_scale, output[1])
@@ -61,4 +70,6 @@ if _C is not None:
     torch.library.register_fake("diffscore_fast::masked_logprob", _fake_logprob)
     torch.library.register_fake("diffscore_fast::masked_logprob_statistics", _fake_statistics)
     torch.library.register_fake("diffscore_fast::prefix_attention", _fake_attention)
+    torch.library.register_fake("diffscore_fast::log_mean_exp", _fake_log_mean_exp)
+    torch.library.register_fake("diffscore_fast::evidence_bounds", _fake_bounds)
     torch.library.register_autograd("diffscore_fast::masked_logprob", _backward, setup_context=_save_for_backward)

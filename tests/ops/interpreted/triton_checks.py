@@ -10,7 +10,13 @@ import math
 import pytest
 import torch
 
-from diffscore_fast.ops import masked_logprob, masked_logprob_statistics, prefix_attention
+from diffscore_fast.ops import (
+    evidence_bounds,
+    log_mean_exp,
+    masked_logprob,
+    masked_logprob_statistics,
+    prefix_attention,
+)
 from diffscore_fast.ops.triton_kernels import kernels
 from tests.ops.test_masked_logprob import exact, problem, spread_out
 from tests.ops.test_prefix_attention import dense, make_layout, tensors
@@ -96,3 +102,21 @@ def test_prefix_attention_of_chosen_queries():
 def test_prefix_attention_without_anything():
     layout = make_layout([0], [(0, 0)])
     assert prefix_attention(*tensors(layout, 2, 2, 32, 0), layout, implementation="triton").shape == (0, 2, 32)
+
+
+def test_log_mean_exp_matches_the_reference():
+    values = torch.tensor([*torch.randn(150).tolist(), -5000.0, -4999.0, -math.inf, -math.inf], dtype=torch.float64)
+    segments = torch.tensor([0, 150, 150, 151, 152, 154])
+    want = log_mean_exp(values, segments, implementation="reference")
+    got = log_mean_exp(values, segments, implementation="triton")
+    for name in ("log_mean", "standard_error", "minimum", "maximum", "count"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), equal_nan=True)
+
+
+def test_evidence_bounds_match_the_reference():
+    values = torch.tensor([*torch.randn(210).tolist(), *[-math.inf] * 3, 0.0, -900.0, -901.0], dtype=torch.float64)
+    segments = torch.tensor([0, 210, 213, 216])
+    want = evidence_bounds(values, 3, segments, implementation="reference")
+    got = evidence_bounds(values, 3, segments, implementation="triton")
+    for name in ("lower", "upper_plain", "upper"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name))

@@ -1,0 +1,64 @@
+"""Triton kernel of evidence_bounds: one program a block of text, float64."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64
+
+
+@triton.jit
+def log_sum(values, axis: tl.constexpr):
+    """log sum exp along `axis`; -inf where all are -inf."""
+    highest = tl.max(values, axis=axis)
+    centre = tl.where(highest == float("-inf"), 0.0, highest)
+    if axis == 0:
+        return centre + tl.log(tl.sum(tl.exp(values - centre), axis=0))
+    return centre + tl.log(tl.sum(tl.exp(values - centre[:, None]), axis=1))
+
+
+@triton.jit
+def evidence_bounds_kernel(log_p, segments, lower, plain, upper, folds, FOLDS: tl.constexpr, BLOCK: tl.constexpr):
+    """log_p [N] float64, segments [B + 1] int64; lower, plain, upper [B] float64. FOLDS: `folds`, to a power of 2."""
+    block = tl.program_id(0).to(tl.int64)
+    first = tl.load(segments + block)
+    count = tl.load(segments + block + 1) - first
+    each = count // folds
+    fold = tl.arange(0, FOLDS)
+    lane = tl.arange(0, BLOCK)
+    sums = tl.full((FOLDS,), float("-inf"), dtype=tl.float64)
+    for start in range(0, each, BLOCK):
+        within = start + lane
+        inside = (fold < folds)[:, None] & (within < each)[None, :]
+        tile = tl.load(log_p + first + fold[:, None] * each + within[None, :], mask=inside, other=float("-inf"))
+        part = log_sum(tile, 1)
+        high = tl.maximum(sums, part)
+        centre = tl.where(high == float("-inf"), 0.0, high)
+        sums = centre + tl.log(tl.exp(sums - centre) + tl.exp(part - centre))
+    size = each.to(tl.float64)
+    total = 0.0 * size
+    for one in range(folds):
+        # The other folds' sum is taken anew: a fold that dominates cannot be subtracted from the total.
+        log_psi = log_sum(tl.where(fold == one, float("-inf"), sums), 0) - tl.log(size * (folds - 1))
+        log_hat = tl.max(tl.where(fold == one, sums, float("-inf")), axis=0) - tl.log(size)
+        safe = tl.where(log_psi == float("-inf"), 0.0, log_psi)
+        tangent = tl.where(log_psi == float("-inf"), float("inf"), safe + tl.exp(log_hat - safe) - 1.0)
+        if one == 0:
+            tl.store(plain + block, tangent)
+        total += tangent
+    tl.store(lower + block, log_sum(sums, 0) - tl.log(count.to(tl.float64)))
+    tl.store(upper + block, total / folds)
+
+
+def run(log_p: Tensor, folds: int, segments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(lower, plain upper, cross-fitted upper) of each block."""
+    blocks = len(segments) - 1
+    lower, plain, upper = (torch.empty(blocks, dtype=torch.float64, device=log_p.device) for _ in range(3))
+    if blocks:
+        evidence_bounds_kernel[(blocks,)](
+            log_p, segments, lower, plain, upper, folds, FOLDS=triton.next_power_of_2(folds), BLOCK=BLOCK, num_warps=4
+        )
+    return lower, plain, upper
