@@ -7,7 +7,7 @@ EXAMPLE := examples/summaries.jsonl
 .PHONY: demo test lint clean
 
 demo: .venv/installed
-	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 5 --show 16
+	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
 
 test: .venv/tested

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets
-from diffscore_fast import DiffScorer
+from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.load import LoadedModel, load_model
 from diffscore_fast.training.__main__ import HELD_OUT
 from diffscore_fast.training.corpus import Corpus, prepare_corpus, read_articles
@@ -30,6 +30,7 @@ from diffscore_fast.training.patterns import lay_block, pack_layouts
 
 RESULTS = Path(__file__).parent / "results"
 NAME = "DiffScore prefix"
+LEAD_CHARACTERS = 500
 
 
 @click.command()
@@ -37,6 +38,7 @@ NAME = "DiffScore prefix"
               help="Folder with judgements/ and corpus/wiki_en.txt.xz.")  # fmt: skip
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--sequences", default=60, show_default=True, help="Held-out sequences a loss is measured on.")
+@click.option("--texts", default=8, show_default=True, help="Held-out texts whose likelihood is bounded.")
 @click.option("--documents", default=10, show_default=True, help="SummEval documents (16 systems each).")
 @click.option("--rows", default=60, show_default=True, help="Rows of QAGS-CNN and of each data-to-text set.")
 @click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
@@ -44,8 +46,8 @@ NAME = "DiffScore prefix"
 @click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
-def main(data: Path, model: str, sequences: int, documents: int, rows: int, pairs: int, checks: int, draws: int,
-         threads: int, note: str) -> None:  # fmt: skip
+def main(data: Path, model: str, sequences: int, texts: int, documents: int, rows: int, pairs: int, checks: int,
+         draws: int, threads: int, note: str) -> None:  # fmt: skip
     """Measure the embedded model."""
     torch.set_num_threads(threads)
     started = time.monotonic()
@@ -55,7 +57,9 @@ def main(data: Path, model: str, sequences: int, documents: int, rows: int, pair
         model=str(model), weights_sha256=loaded.weights_sha256, note=note, draws=draws, threads=threads,
         machine=platform.machine(), torch=torch.__version__, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
-    measure_losses(report, loaded, held_out_corpus(data / "corpus" / "wiki_en.txt.xz", loaded), sequences)
+    articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
+    measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
+    measure_perplexities(report, model, articles, texts)
     sets = load_sets(data / "judgements", documents, rows, pairs)
     for judged in sets:
         measure_agreement(report, judged, scorer, loaded, draws)
@@ -87,14 +91,20 @@ class Report:
         print(f"{seconds:.0f} s; appended to {RESULTS / 'mini_quality.jsonl'}", file=sys.stderr)
 
 
-def held_out_corpus(path: Path, loaded: LoadedModel) -> Corpus:
-    """The articles that training never reads: the last `HELD_OUT` of the file."""
+def held_out_articles(path: Path) -> list[list[str]]:
+    """The articles that training never reads, as lines: the last `HELD_OUT` of the file."""
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / "text.txt"
         plain.write_bytes(lzma.decompress(path.read_bytes()))
         articles = list(read_articles(plain))
-        kept = articles[-round(len(articles) * HELD_OUT) :]
-        plain.write_text("\n\n".join("\n".join(lines) for lines in kept), encoding="utf-8")
+    return articles[-round(len(articles) * HELD_OUT) :]
+
+
+def as_corpus(articles: list[list[str]], loaded: LoadedModel) -> Corpus:
+    """The articles tokenised, in memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "text.txt"
+        plain.write_text("\n\n".join("\n".join(lines) for lines in articles), encoding="utf-8")
         corpus = prepare_corpus(plain, loaded.tokenizer, Path(scratch) / "corpus")
         return Corpus(np.array(corpus.tokens), corpus.sentences, corpus.paragraphs, corpus.articles, 0, corpus.last)
 
@@ -109,11 +119,30 @@ def measure_losses(report: Report, loaded: LoadedModel, held_out: Corpus, sequen
     report.add("loss", "wrong minus right prefix, nats", *gap, sequences=sequences)
     for kind, (wrong, right) in by_kind(measured["wrong prefix"], measured["right prefix"]).items():
         report.add("loss", f"  the same, {kind}", *difference_interval(wrong, right), sequences=len(wrong.sums))
-    for size in (1, 4, 8, 16):
-        item = measured[f"block@{size} nelbo"]
-        name = "autoregressive perplexity" if size == 1 else f"perplexity bound from above, block {size}"
-        values = np.exp([item.mean, *item.interval()])
-        report.add("perplexity", name, *values, tokens=int(item.counts.sum()))
+
+
+def measure_perplexities(report: Report, model: str, articles: list[list[str]], count: int) -> None:
+    """Autoregressive perplexity, and block-diffusion perplexities from both sides, on the leads of held-out articles.
+
+    Block size 4 is exact (15 states a block); 8 and 16 are estimated from 4 + 4 orders.
+    """
+    texts = [lines[1][:LEAD_CHARACTERS].rsplit(" ", 1)[0] for lines in articles if len(lines) > 1][:count]
+    for size in (4, 8, 16):
+        bounds = LikelihoodBounds(model, block_size=size, dtype=torch.float32)
+        if size == 4:
+            table = bounds.exact(texts, autoregressive=True)
+            add_perplexity(report, "autoregressive", table.autoregressive, table.num_tokens)
+            add_perplexity(report, "block 4, exact", table.exact, table.num_tokens)
+            continue
+        table = bounds.estimate(texts, orders=4, surrogate_orders=4)
+        add_perplexity(report, f"block {size}, from the upper bound", table.upper, table.num_tokens)
+        add_perplexity(report, f"block {size}, from the lower bound", table.lower, table.num_tokens)
+
+
+def add_perplexity(report: Report, name: str, log_likelihoods: np.ndarray, num_tokens: np.ndarray) -> None:
+    """exp(-sum / tokens), texts resampled."""
+    item = Measured(name, -log_likelihoods, num_tokens)
+    report.add("perplexity", name, *np.exp([item.mean, *item.interval()]), tokens=int(num_tokens.sum()))
 
 
 def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measured]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from diffscore_fast import DiffScorer, scorer
 from diffscore_fast.errors import InputError, UnsupportedPatternError
@@ -59,6 +60,15 @@ def test_scores_do_not_depend_on_budgets_or_batches(conditional, monkeypatch):
     table = small.score(SOURCES, CANDIDATES, draws=5, token_scores=True)
     np.testing.assert_allclose(table.scores, conditional.scores, atol=TOLERANCE)
     assert table.tokens.offsets.tolist() == np.cumsum([0, *table.num_tokens]).tolist()
+
+
+def test_bfloat16_scores_do_not_depend_on_neighbours_either():
+    low = DiffScorer("mini", dtype=torch.bfloat16)
+    together = low.score(SOURCES[2:], CANDIDATES[2:], draws=1)
+    alone = [low.score([source], [candidate], draws=1).scores[0]
+             for source, candidate in zip(SOURCES[2:], CANDIDATES[2:], strict=True)]  # fmt: skip
+    np.testing.assert_allclose(together.scores, alone, atol=5e-3)
+    assert "dtype:bfloat16" in str(together.signature)
 
 
 def test_reverse_is_conditional_with_the_texts_exchanged(mini):

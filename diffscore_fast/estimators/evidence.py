@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy.special import logsumexp
+
+from diffscore_fast import ops
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,10 @@ class Estimate:
 def log_mean_exp(log_p: np.ndarray) -> Estimate:
     """ELBO_K = log (1/K sum_k p(x | z_k)), a lower bound in expectation; standard error by the delta method.
 
-    se = sd(p) / (mean(p) sqrt(K)). With one draw there is no standard error: NaN. All -inf gives -inf, not NaN.
+    se = sd(p) / (mean(p) sqrt(K)). Without a standard error, NaN: one draw, or all -inf.
     """
-    draws = log_p.shape[1]
-    value = logsumexp(log_p, axis=1) - np.log(draws)
-    return Estimate(value, _linear_error(_relative(log_p, value), np.full(draws, 1 / draws)))
+    found = ops.log_mean_exp(*_segments(log_p))
+    return Estimate(found.log_mean.numpy(), found.standard_error.numpy())
 
 
 def pair_means(log_p: np.ndarray) -> np.ndarray:
@@ -73,26 +75,28 @@ def cross_fitted_upper(log_p: np.ndarray, folds: int) -> Estimate:
         Draws, fold by fold; folds are independent.
     folds : int
         F >= 2, a divisor of N.
+
+    Returns
+    -------
+    Estimate
+        +inf where some psi_f is 0, since no tangent exists there.
     """
     blocks, draws = log_p.shape
     size = draws // folds
+    values, segments = _segments(log_p)
+    value = ops.evidence_bounds(values, folds, segments).upper.numpy()
+    # Weights relative to the largest draw: probabilities themselves may be below the smallest float.
     top = log_p.max(axis=1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
-    fold_sums = logsumexp((log_p - top).reshape(blocks, folds, size), axis=2)  # [B, F]
-    outside = np.stack([logsumexp(np.delete(fold_sums, fold, axis=1), axis=1) for fold in range(folds)], axis=1)
-    log_psi = outside - np.log(draws - size)
-    log_fold = fold_sums - np.log(size)
-    with np.errstate(invalid="ignore"):
-        ratio = np.where(np.isneginf(log_fold) & np.isneginf(log_psi), 1.0, _exp(log_fold - log_psi))
-    value = (top + log_psi + ratio - 1.0).mean(axis=1)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        inverse = _exp(-log_psi)
-        # Draw k of fold g moves p_g, and psi_f of every other fold.
-        through_others = (1.0 - ratio) * inverse / (draws - size)
-        slope = (inverse / size + through_others.sum(axis=1, keepdims=True) - through_others) / folds
         weights = np.exp(log_p - top)
+        fold_sums = weights.reshape(blocks, folds, size).sum(axis=2)
+        psi = (fold_sums.sum(axis=1, keepdims=True) - fold_sums) / (draws - size)
+        ratio = fold_sums / size / psi
+        # Draw k of fold g moves p_g, and psi_f of every other fold.
+        through_others = (1.0 - ratio) / psi / (draws - size)
+        slope = (1.0 / psi / size + through_others.sum(axis=1, keepdims=True) - through_others) / folds
         stderr = _linear_error(weights, np.repeat(slope, size, axis=1))
-    return Estimate(value, np.where(np.isneginf(value), 0.0, stderr))
+    return Estimate(value, stderr)
 
 
 def cubo(log_p: np.ndarray, beta: float = 2.0) -> np.ndarray:
@@ -133,6 +137,12 @@ def is_vg_b(log_p: np.ndarray) -> np.ndarray:
 def effective_sample_size(log_p: np.ndarray) -> np.ndarray:
     """(sum p)^2 / sum p^2, float64 [B]: how many draws carry the mean; 1 means that one holds all the weight."""
     return np.exp(2 * logsumexp(log_p, axis=1) - logsumexp(2 * log_p, axis=1))
+
+
+def _segments(log_p: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws [B, K] as flat values and segment offsets."""
+    blocks, draws = log_p.shape
+    return torch.from_numpy(np.ascontiguousarray(log_p).ravel()), torch.arange(blocks + 1) * draws
 
 
 def _relative(log_p: np.ndarray, log_scale: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,17 +124,22 @@ class Lattice:
 
     def reduce(self, observed: list[Observation]) -> np.ndarray:
         """log p(x_block), float64 [B]."""
+        out = np.zeros(len(self._blocks.lengths))
+        for chosen, table in self.tables(observed):
+            out[chosen] = exact_log_likelihood(table, self._generation)
+        return out
+
+    def tables(self, observed: list[Observation]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each length n of blocks: their indices [b], and log p(x_j | x_S) of all their states, [b, 2^n, n]."""
         flat = np.full(self._masked.shape, np.nan)
         flat[self._masked] = observed[0].log_probs
-        out = np.zeros(len(self._blocks.lengths))
         first_state = offsets_of(self.num_states)
         for length in np.unique(self._blocks.lengths):
             chosen = np.flatnonzero(self._blocks.lengths == length)
             table = np.full((len(chosen), 1 << length, length), np.nan)
             rows = first_state[chosen][:, None] + np.arange((1 << length) - 1)
             table[:, :-1] = flat[rows][:, :, :length]
-            out[chosen] = exact_log_likelihood(table, self._generation)
-        return out
+            yield chosen, table
 
 
 def plan_states(blocks: Blocks, state_block: np.ndarray, state_bits: np.ndarray, wanted: np.ndarray) -> MaskPlan:

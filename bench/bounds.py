@@ -1,0 +1,330 @@
+"""The TUBE paper's table in miniature: bounds, comparators and exact values of the embedded model on held-out text.
+
+`python -m bench.bounds --corpus wiki_en.txt.xz` prints perplexities for block sizes 4, 8 and 16, coverage of the
+intervals, the surrogate ablation and what everything costs, and writes bench/results/bounds.jsonl and bounds.png.
+Where the exact value is computed, all states of the lattice are known, and every number of orders and seeds is read
+from that one table; block size 16 samples its orders from the model.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+from bench.mini_quality import held_out_corpus
+from diffscore_fast.backbones.load import LoadedModel, load_model
+from diffscore_fast.bounds import TVO_PARTITION
+from diffscore_fast.engine.ragged import concatenate
+from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.runner import Observation, Runner
+from diffscore_fast.engine.windows import Attention, Sequences
+from diffscore_fast.estimators import evidence
+from diffscore_fast.estimators.lattice import exact_log_likelihood
+from diffscore_fast.estimators.orders import Generation, draw_steps, visible_before
+from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
+
+RESULTS = Path(__file__).parent / "results"
+PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
+STEPS = (1, 2, 4, 8, 16, None)
+
+
+@click.command()
+@click.option("--corpus", type=click.Path(path_type=Path, exists=True), required=True, help="wiki_en.txt.xz")
+@click.option("--model", default="mini", show_default=True)
+@click.option("--paragraphs", default=50, show_default=True, help="Held-out paragraphs.")
+@click.option("--tokens", default=47, show_default=True, help="Word pieces of each.")
+@click.option("--seeds", default=20, show_default=True, help="Seeds of coverage and of means.")
+@click.option("--blocks-16", default=64, show_default=True, help="Blocks of 16 tokens.")
+@click.option("--exact-16", default=0, show_default=True, help="Of these, how many to compute exactly (65,535 states).")
+@click.option("--cost-texts", default=2, show_default=True, help="Texts of 127 word pieces for the cost comparison.")
+def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blocks_16: int, exact_16: int,
+         cost_texts: int) -> None:  # fmt: skip
+    """Print the table."""
+    started = time.monotonic()
+    loaded = load_model(model)
+    torch.set_grad_enabled(False)
+    bench = Bench(loaded, Runner(loaded.backbone), [])
+    texts = held_out_paragraphs(corpus, loaded, tokens, paragraphs)
+    print(f"{len(texts)} held-out paragraphs of {tokens} word pieces; model {loaded.weights_sha256[:12]}, "
+          f"{str(loaded.backbone.dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads")  # fmt: skip
+    autoregressive = bench.tables(texts, 1)
+    bench.add("table", 1, None, "autoregressive", *bench.perplexity(autoregressive, autoregressive.exact(Generation())))
+    for block_size in (4, 8):
+        table = bench.tables(texts, block_size)
+        for steps in STEPS:
+            compare(bench, table, Generation(steps), PAPER_DRAWS[block_size], seeds)
+        ablate(bench, table, autoregressive, seeds)
+        if block_size == 8:
+            draw_interval(table, RESULTS / "bounds.png")
+    sixteen(bench, texts, blocks_16, exact_16)
+    costs(bench, held_out_paragraphs(corpus, loaded, 127, cost_texts))
+    seconds = time.monotonic() - started
+    RESULTS.mkdir(exist_ok=True)
+    record = {"model": model, "weights_sha256": loaded.weights_sha256, "torch": torch.__version__,
+              "threads": torch.get_num_threads(), "seconds": round(seconds), "paragraphs": len(texts),
+              "tokens": tokens, "seeds": seeds, "results": bench.rows}  # fmt: skip
+    with (RESULTS / "bounds.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    print(f"{seconds:.0f} s; appended to {RESULTS / 'bounds.jsonl'}")
+
+
+@dataclass
+class StateTables:
+    """log p(x_j | x_S) for all states of all blocks: what every estimate and exact value is read from."""
+
+    block_size: int
+    blocks: Blocks
+    keys: np.ndarray  # [texts]
+    parts: list[tuple[np.ndarray, np.ndarray]]  # block indices, [b, 2^n, n]
+
+    def exact(self, generation: Generation) -> np.ndarray:
+        """log p of each block."""
+        out = np.zeros(len(self.blocks.lengths))
+        for chosen, table in self.parts:
+            out[chosen] = exact_log_likelihood(table, generation)
+        return out
+
+    def sample(self, generation: Generation, draws: int, seed: int) -> np.ndarray:
+        """log p(x | z) of sampled orders, [B, draws]."""
+        out = np.zeros((len(self.blocks.lengths), draws))
+        for chosen, table in self.parts:
+            length = table.shape[2]
+            place = self.blocks.start[chosen][:, None] + np.arange(length)
+            keys = self.keys[self.blocks.sequence[chosen]] + np.uint64(seed)
+            steps = draw_steps(keys, place, np.ones_like(place, bool), draws, "independent", generation)
+            index = np.arange(len(chosen))[:, None, None], visible_before(steps), np.arange(length)
+            out[chosen] = table[index].sum(axis=2)
+        return out
+
+
+@dataclass
+class Bench:
+    """The model, and the rows printed so far."""
+
+    loaded: LoadedModel
+    runner: Runner
+    rows: list[dict]
+
+    def tables(self, texts: list[np.ndarray], block_size: int) -> StateTables:
+        """Evaluate the whole lattice of every block."""
+        sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
+        blocks = cut_blocks(sequences.target_lengths, block_size, True)
+        estimator = CollectTables(blocks, Generation())
+        parts = self.runner.evaluate(estimator, sequences, Attention("block", block_size))
+        return StateTables(block_size, blocks, np.array([target_key(0, item) for item in texts], np.uint64), parts)
+
+    def perplexity(self, table: StateTables, per_block: np.ndarray) -> tuple[float, float, float]:
+        """Token-weighted perplexity and its 95% bootstrap interval over texts."""
+        count = len(table.keys)
+        sums = np.bincount(table.blocks.sequence, weights=per_block, minlength=count)
+        tokens = np.bincount(table.blocks.sequence, weights=table.blocks.lengths, minlength=count)
+        sample = np.random.default_rng(0).integers(count, size=(1000, count))
+        spread = np.exp(-sums[sample].sum(1) / tokens[sample].sum(1))
+        low, high = np.quantile(spread, [0.025, 0.975])
+        return float(np.exp(-sums.sum() / tokens.sum())), float(low), float(high)
+
+    def add(self, section: str, block_size: int, steps: int | None, name: str, value: float, low: float = np.nan,
+            high: float = np.nan, unit: str = "perplexity") -> None:  # fmt: skip
+        kind = "any-order" if steps is None else f"{steps} steps"
+        numbers = {key: None if np.isnan(item) else round(item, 5)
+                   for key, item in (("value", value), ("low", low), ("high", high))}  # fmt: skip
+        about = {"section": section, "block_size": block_size, "generation": kind, "name": name, "unit": unit}
+        self.rows.append({**about, **numbers})
+        interval = "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
+        print(f"{section:<10} L'={block_size:<3} {kind:<10} {name:<36} {value:>12.4f} {unit} {interval}", flush=True)
+
+
+class CollectTables(Lattice):
+    """The lattice, kept whole instead of summed up."""
+
+    def reduce(self, observed: list[Observation]) -> list[tuple[np.ndarray, np.ndarray]]:  # type: ignore[override]
+        return list(self.tables(observed))
+
+
+def held_out_paragraphs(corpus: Path, loaded: LoadedModel, tokens: int, count: int) -> list[np.ndarray]:
+    """The beginnings of paragraphs that training never saw, one an article in turn."""
+    held_out = held_out_corpus(corpus, loaded)
+    found = []
+    for paragraph in range(len(held_out.paragraphs) - 1):
+        first, last = held_out.paragraph_tokens(paragraph, paragraph + 1)
+        if last - first >= tokens:
+            found.append(held_out.tokens[first : first + tokens].astype(np.int32))
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def compare(bench: Bench, table: StateTables, generation: Generation, draws: int, seeds: int) -> None:
+    """One row group of the paper's table, and the coverage of the default interval."""
+    exact = table.exact(generation)
+    samples = [table.sample(generation, 2 * draws, seed) for seed in range(seeds)]
+    first = samples[0]
+    psi = evidence.log_mean_exp(first[:, :draws]).value
+    named = {
+        "CUBO_2 (biased)": evidence.cubo(first, 2.0),
+        "TVO upper (biased)": evidence.tvo_upper(first, np.array(TVO_PARTITION)),
+        "IS-VG-B (biased)": evidence.is_vg_b(first),
+        "TUBE": evidence.tangent_upper(first[:, draws:], psi).value,
+        "TUBE, cross-fitted": evidence.cross_fitted_upper(first, 2 * draws).value,
+        "exact": exact,
+        "ELBO_K": evidence.log_mean_exp(first[:, draws:]).value,
+        "ELBO_{K+M}": evidence.log_mean_exp(first).value,
+    }
+    for name, values in named.items():
+        bench.add("table", table.block_size, generation.steps, name, *bench.perplexity(table, values))
+    inside, lower, upper = [], [], []
+    for log_p in samples:
+        low, high = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)
+        inside.append((low.value - 3 * low.stderr <= exact + 1e-9) & (exact <= high.value + 3 * high.stderr + 1e-9))
+        lower.append(low.value.sum())
+        upper.append(high.value.sum())
+    bench.add("coverage", table.block_size, generation.steps, "exact in [lower - 3 se, upper + 3 se]",
+              float(np.mean(inside)), unit="of blocks")  # fmt: skip
+    for name, values, sign in (("mean lower - exact", lower, 1), ("mean upper - exact", upper, 1)):
+        gaps = (np.array(values) - exact.sum()) * sign / table.blocks.lengths.sum()
+        error = 2 * gaps.std(ddof=1) / np.sqrt(seeds)
+        bench.add("coverage", table.block_size, generation.steps, name, gaps.mean(), gaps.mean() - error,
+                  gaps.mean() + error, "nats a token")  # fmt: skip
+
+
+def ablate(bench: Bench, table: StateTables, autoregressive: StateTables, seeds: int) -> None:
+    """Any-order upper bound by surrogate, mean over seeds, against the exact value."""
+    draws = PAPER_DRAWS[table.block_size]
+    tokens = autoregressive.exact(Generation())  # one block a token, in order
+    edges = np.concatenate([[0], np.cumsum(tokens)])
+    first = np.concatenate([[0], np.cumsum(table.blocks.lengths)])
+    arm = edges[first[1:]] - edges[first[:-1]]
+
+    def upper(make: Callable[[np.ndarray], np.ndarray], count: int) -> tuple[float, float, float]:
+        values = [make(table.sample(Generation(), draws + count, seed)) for seed in range(seeds)]
+        return bench.perplexity(table, np.mean(values, axis=0))
+
+    for count in (1, 2, 12, 32):
+        name = "TUBE, single order" if count == 1 else f"TUBE, self M = {count}"
+        value = upper(lambda log_p, m=count: evidence.tangent_upper(
+            log_p[:, m:], evidence.log_mean_exp(log_p[:, :m]).value).value, count)  # fmt: skip
+        bench.add("surrogate", table.block_size, None, name, *value)
+    bench.add("surrogate", table.block_size, None, "TUBE, autoregressive",
+              *upper(lambda log_p: evidence.tangent_upper(log_p, arm).value, 0))  # fmt: skip
+
+
+def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int) -> None:
+    """Block size 16: sampled orders of the first blocks; optionally exact values of a few."""
+    draws = PAPER_DRAWS[16]
+    sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
+    every = cut_blocks(sequences.target_lengths, 16, True)
+    full = np.flatnonzero(every.lengths == 16)[:count]
+    if not len(full):
+        return
+    blocks = Blocks(every.sequence[full], every.start[full], every.stop[full])
+    keys = np.array([target_key(0, item) for item in texts], np.uint64)
+    table = StateTables(16, blocks, keys, [])
+    for generation in map(Generation, STEPS):
+        estimator = SampledOrders(blocks, keys, generation, 2 * draws, "independent")
+        log_p = bench.runner.evaluate(estimator, sequences, Attention("block", 16)).log_p
+        psi = evidence.log_mean_exp(log_p[:, :draws]).value
+        for name, values in {
+            "CUBO_2 (biased)": evidence.cubo(log_p, 2.0),
+            "TVO upper (biased)": evidence.tvo_upper(log_p, np.array(TVO_PARTITION)),
+            "IS-VG-B (biased)": evidence.is_vg_b(log_p),
+            "TUBE": evidence.tangent_upper(log_p[:, draws:], psi).value,
+            "TUBE, cross-fitted": evidence.cross_fitted_upper(log_p, 2 * draws).value,
+            "ELBO_K": evidence.log_mean_exp(log_p[:, draws:]).value,
+        }.items():
+            bench.add("table", 16, generation.steps, name, *bench.perplexity(table, values))
+        if generation.steps is None and exact:
+            few = Blocks(blocks.sequence[:exact], blocks.start[:exact], blocks.stop[:exact])
+            values = bench.runner.evaluate(Lattice(few, generation), sequences, Attention("block", 16))
+            low, high = evidence.log_mean_exp(log_p[:exact]), evidence.cross_fitted_upper(log_p[:exact], 2 * draws)
+            for index, value in enumerate(values):
+                bench.add("exact 16", 16, None, f"block {index}, in its interval", float(value),
+                          low.value[index] - 3 * low.stderr[index], high.value[index] + 3 * high.stderr[index],
+                          "nats")  # fmt: skip
+
+
+def costs(bench: Bench, texts: list[np.ndarray]) -> None:
+    """States and seconds on texts of 128 places, in one run: shared, unshared, exact, and full forward passes."""
+    sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
+    keys = np.array([target_key(0, item) for item in texts], np.uint64)
+    for block_size in (4, 8):
+        draws, attention = 2 * PAPER_DRAWS[block_size], Attention("block", block_size)
+        blocks = cut_blocks(sequences.target_lengths, block_size, True)
+        sampled = SampledOrders(blocks, keys, Generation(), draws, "independent")
+        shared, seconds = timed(bench.runner.evaluate, sampled, sequences, attention)
+        _, exact_seconds = timed(bench.runner.evaluate, Lattice(blocks, Generation()), sequences, attention)
+        # Every step of every trajectory by itself: as many windows as visited states, no two of them equal.
+        repeats = int(np.ceil(shared.visited_states.sum() / shared.distinct_states.sum()))
+        spread, where = concatenate([np.roll(item, shift) for item in texts for shift in range(repeats)])
+        no_context = np.zeros(0, np.int32), np.zeros(2, np.int64)
+        apart = Sequences(*no_context, np.zeros(len(where) - 1, np.int64), spread, where)
+        apart_blocks = cut_blocks(apart.target_lengths, block_size, True)
+        unshared = SampledOrders(apart_blocks, np.repeat(keys, repeats), Generation(), draws, "independent")
+        _, unshared_seconds = timed(bench.runner.evaluate, unshared, apart, attention)
+        full, passes = full_forward_seconds(bench, texts[0], block_size)
+        steps = draws * block_size
+        whole = blocks.lengths == block_size
+        for name, value, unit in (
+            (f"distinct states a block, {draws} draws", float(shared.distinct_states[whole].mean()), "states"),
+            ("visited states a block", float(shared.visited_states[whole].mean()), "states"),
+            ("estimate, states shared", seconds, "s"),
+            ("exact", exact_seconds, "s"),
+            (f"estimate, states not shared ({repeats} x windows)", unshared_seconds, "s"),
+            (f"full passes ({steps} a text, from {passes} timed)", full * steps / passes * len(texts), "s"),
+        ):
+            bench.add("cost", block_size, None, name, value, unit=unit)
+
+
+def full_forward_seconds(bench: Bench, text: np.ndarray, block_size: int) -> tuple[float, int]:
+    """Seconds of a batch of passes over clean and noisy text side by side, all blocks at one step each."""
+    from diffscore_fast.training.objective import masked_losses
+    from diffscore_fast.training.patterns import lay_block, pack_layouts
+
+    generator, passes = np.random.default_rng(0), 8
+    masks = generator.random((passes, len(text))) < 0.5
+    layouts = [lay_block(text.astype(np.int64), mask, block_size, bench.loaded.backbone.spec) for mask in masks]
+    pack = pack_layouts(layouts)
+    masked_losses(bench.loaded.backbone, pack)
+    return timed(masked_losses, bench.loaded.backbone, pack)[1], passes
+
+
+def timed(run: Callable, *arguments: object) -> tuple:
+    """Result and seconds."""
+    started = time.perf_counter()
+    result = run(*arguments)
+    return result, time.perf_counter() - started
+
+
+def draw_interval(table: StateTables, path: Path) -> None:
+    """The default interval closing on the exact value as orders are added."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tokens, exact = table.blocks.lengths.sum(), table.exact(Generation()).sum()
+    counts, low, high = [4, 8, 16, 32, 64, 128, 256], [], []
+    for count in counts:
+        log_p = table.sample(Generation(), count, 0)
+        lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, count)
+        low.append((lower.value.sum() - 3 * np.sqrt((lower.stderr**2).sum())) / tokens)
+        high.append((upper.value.sum() + 3 * np.sqrt((upper.stderr**2).sum())) / tokens)
+    figure, axis = pyplot.subplots(figsize=(6, 3.5))
+    axis.fill_between(counts, low, high, alpha=0.3, label="[lower - 3 se, upper + 3 se]")
+    axis.axhline(exact / tokens, color="black", label="exact")
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("orders")
+    axis.set_ylabel(f"log-likelihood, nats a token (L' = {table.block_size})")
+    axis.legend()
+    figure.tight_layout()
+    RESULTS.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
