@@ -28,6 +28,8 @@ struct LogitTransform {
   float cap = 0.0f;  // 0: none
 };
 
+enum class Activation { kNone, kGelu, kSwiglu };
+
 struct InnerKernels {
   const char* name;
 
@@ -46,6 +48,13 @@ struct InnerKernels {
   // accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all.
   void (*attend)(float* c, int64_t rows, float first_key, const float* limits, float* maximum, float* sum,
                  float* accumulator, int64_t width, int vectors);
+
+  // y [rows, kLanes] = activation(y + bias) in place; kSwiglu makes silu(first half) * second half in the first half.
+  void (*activate)(float* y, int64_t rows, const float* bias, Activation activation, int vectors);
+
+  // Layer norm down each lane of y + residual, both [rows, kLanes], in place; gain and offset [rows].
+  void (*normalise)(float* y, int64_t rows, const float* residual, const float* gain, const float* offset,
+                    float epsilon, int vectors);
 
   // panel[k][lane] = scale * rows[lane][k], and back: rows[lane][k] = scales[lane] * panel[k][lane] (null scales: 1).
   // Both touch vectors * kVector lanes, so `rows` must have that many valid pointers.

@@ -27,6 +27,8 @@ constexpr int64_t kTileRows = 64;      // vocabulary rows in one tile
 constexpr int64_t kMostSplits = 64;
 constexpr int64_t kLeastSplit = 256;   // vocabulary rows; below, merging would cost more than it shares out
 constexpr int64_t kPanelsAtOnce = 42;  // panels that one unit of work takes through a split
+constexpr int64_t kWideDepth = 1024;   // beyond, a tile of the weight leaves the second-level cache
+constexpr int64_t kPanelsTogether = 14;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Problem {
@@ -69,13 +71,23 @@ void pack_hidden(const InnerKernels& inner, const RowReader& hidden, const int64
   });
 }
 
-// Logits [rows, kLanes] of `rows` vocabulary rows from `first` on, for one panel.
-void tile_logits(const InnerKernels& inner, const Problem& problem, const float* weight, int64_t stride, int64_t first,
-                 int64_t rows, const float* panel, int vectors, float* tile) {
+// Products [rows, kLanes] of `rows` vocabulary rows, [rows, depth] at `weight`, with each of `count` panels. For a wide
+// model the walk over depth is outermost: a [64, 384] piece of the weight then stays in the second-level cache while
+// all panels meet it. A product's sums are the same for every count.
+void tile_products(const InnerKernels& inner, const Problem& problem, const float* weight, int64_t stride, int64_t rows,
+                   const float* packed, int64_t first_panel, int64_t count, float* tiles) {
   for (int64_t k = 0; k < problem.depth; k += kDepthBlock) {
     const int64_t depth = std::min(kDepthBlock, problem.depth - k);
-    inner.product(weight + k, stride, 1, rows, depth, panel + k * kLanes, tile, k > 0, vectors);
+    for (int64_t p = 0; p < count; ++p) {
+      inner.product(weight + k, stride, 1, rows, depth, packed + ((first_panel + p) * problem.depth + k) * kLanes,
+                    tiles + p * kTileRows * kLanes, k > 0, vectors_for(problem.lanes_in(first_panel + p)));
+    }
   }
+}
+
+// Logits in place of the products of vocabulary rows `first` .. first + rows with one panel.
+void finish_logits(const InnerKernels& inner, const Problem& problem, int64_t first, int64_t rows, int vectors,
+                   float* tile) {
   inner.logits(tile, rows, problem.bias ? problem.bias + first : nullptr, problem.transform, vectors);
   for (const int64_t id : problem.excluded) {
     if (id >= first && id < first + rows) std::fill_n(tile + (id - first) * kLanes, kLanes, -kInfinity);
@@ -92,8 +104,8 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const int64_t id = problem.targets[panel * kLanes + lane];
         weight.read(id, row.get());
-        tile_logits(inner, problem, row.get(), problem.depth, id, 1, packed + panel * problem.depth * kLanes,
-                    vectors_for(lanes), tile.get());
+        tile_products(inner, problem, row.get(), problem.depth, 1, packed, panel, 1, tile.get());
+        finish_logits(inner, problem, id, 1, vectors_for(lanes), tile.get());
         target[panel * kLanes + lane] = tile.get()[lane];
       }
     }
@@ -106,7 +118,8 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
   const int64_t groups = (problem.panels + at_once - 1) / at_once;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
-    Scratch tile(kTileRows * kLanes), converted(weight.is_float() ? 0 : kTileRows * problem.depth);
+    const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : 1;
+    Scratch tiles(together * kTileRows * kLanes), converted(weight.is_float() ? 0 : kTileRows * problem.depth);
     for (int64_t unit; claim(unit);) {
       const int64_t split = unit / groups, first_panel = unit % groups * at_once;
       const int64_t last_panel = std::min(first_panel + at_once, problem.panels);
@@ -131,18 +144,23 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
         } else {
           for (int64_t r = 0; r < rows; ++r) weight.read(first + r, converted.get() + r * problem.depth);
         }
-        for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-          const int lanes = problem.lanes_in(panel), vectors = vectors_for(lanes);
-          const int64_t at = panel * kLanes;
-          tile_logits(inner, problem, from, stride, first, rows, packed + at * problem.depth, vectors, tile.get());
-          for (int64_t lane = 0; lane < lanes; ++lane) {
-            const int64_t place = problem.targets[at + lane] - first;
-            if (place >= 0 && place < rows) target[at + lane] = tile.get()[place * kLanes + lane];
+        for (int64_t group = first_panel; group < last_panel; group += together) {
+          const int64_t count = std::min(together, last_panel - group);
+          tile_products(inner, problem, from, stride, rows, packed, group, count, tiles.get());
+          for (int64_t panel = group; panel < group + count; ++panel) {
+            const int lanes = problem.lanes_in(panel), vectors = vectors_for(lanes);
+            const int64_t at = panel * kLanes;
+            float* tile = tiles.get() + (panel - group) * kTileRows * kLanes;
+            finish_logits(inner, problem, first, rows, vectors, tile);
+            for (int64_t lane = 0; lane < lanes; ++lane) {
+              const int64_t place = problem.targets[at + lane] - first;
+              if (place >= 0 && place < rows) target[at + lane] = tile[place * kLanes + lane];
+            }
+            inner.absorb(tile, rows,
+                         {maximum + at, sum + at, weighted ? weighted + at : nullptr, above ? above + at : nullptr,
+                          target + at},
+                         vectors);
           }
-          inner.absorb(tile.get(), rows,
-                       {maximum + at, sum + at, weighted ? weighted + at : nullptr, above ? above + at : nullptr,
-                        target + at},
-                       vectors);
         }
       }
     }

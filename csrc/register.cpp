@@ -16,6 +16,9 @@ TORCH_LIBRARY(diffscore_fast, m) {
       "prefix_attention(Tensor query, Tensor key, Tensor value, Tensor prefix_key, Tensor prefix_value, "
       "Tensor key_offsets, Tensor query_offsets, Tensor prefix_starts, Tensor prefix_lengths, Tensor? query_places, "
       "int block) -> Tensor");
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias, str activation, Tensor? residual, Tensor? gain, Tensor? offset, "
+      "float epsilon) -> Tensor");
   m.def("log_mean_exp(Tensor values, Tensor segments) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("evidence_bounds(Tensor log_p, int folds, Tensor segments) -> (Tensor, Tensor, Tensor)");
 }

@@ -1,6 +1,7 @@
 """Operations: one file each, with meaning, reference implementation and dispatch."""
 
 from diffscore_fast.ops.evidence_bounds import EVIDENCE_BOUNDS, EvidenceBounds, evidence_bounds
+from diffscore_fast.ops.linear import LINEAR, ResidualNorm, linear
 from diffscore_fast.ops.log_mean_exp import LOG_MEAN_EXP, LogMeanExp, log_mean_exp
 from diffscore_fast.ops.masked_logprob import (
     MASKED_LOGPROB,
@@ -12,11 +13,12 @@ from diffscore_fast.ops.masked_logprob import (
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayout, prefix_attention
 from diffscore_fast.ops.registry import AUTO
 
-OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
+OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LINEAR, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
 
 __all__ = [
     "AUTO",
     "EVIDENCE_BOUNDS",
+    "LINEAR",
     "LOG_MEAN_EXP",
     "MASKED_LOGPROB",
     "MASKED_LOGPROB_STATISTICS",
@@ -26,7 +28,9 @@ __all__ = [
     "EvidenceBounds",
     "LogMeanExp",
     "LogitStatistics",
+    "ResidualNorm",
     "evidence_bounds",
+    "linear",
     "log_mean_exp",
     "masked_logprob",
     "masked_logprob_statistics",

@@ -40,6 +40,10 @@ def _fake_attention(query, *others) -> Tensor:  # type: ignore[no-untyped-def]
     return query.new_empty(query.shape)
 
 
+def _fake_linear(x, weight, bias, activation, *others):  # type: ignore[no-untyped-def]
+    return x.new_empty((x.shape[0], weight.shape[0] // (2 if activation == "swiglu" else 1)))
+
+
 def _fake_log_mean_exp(values, segments):  # type: ignore[no-untyped-def]
     shape = (segments.shape[0] - 1,)
     return (*(values.new_empty(shape) for _ in range(4)), segments.new_empty(shape))
@@ -70,6 +74,7 @@ if _C is not None:
     torch.library.register_fake("diffscore_fast::masked_logprob", _fake_logprob)
     torch.library.register_fake("diffscore_fast::masked_logprob_statistics", _fake_statistics)
     torch.library.register_fake("diffscore_fast::prefix_attention", _fake_attention)
+    torch.library.register_fake("diffscore_fast::linear", _fake_linear)
     torch.library.register_fake("diffscore_fast::log_mean_exp", _fake_log_mean_exp)
     torch.library.register_fake("diffscore_fast::evidence_bounds", _fake_bounds)
     torch.library.register_autograd("diffscore_fast::masked_logprob", _backward, setup_context=_save_for_backward)

@@ -71,14 +71,12 @@ def prefix_attention(
     -------
     Tensor [Q, H, d], in the type of `query`
 
-    The reference alone is differentiable; "auto" takes it where a gradient is wanted.
+    The reference alone is differentiable and takes float64; "auto" resolves to it in these cases.
     """
-    if (
-        implementation == AUTO
-        and torch.is_grad_enabled()
-        and any(tensor.requires_grad for tensor in (query, key, value, prefix_key, prefix_value))
-    ):
-        implementation = "reference"
+    if implementation == AUTO:
+        inputs = (query, key, value, prefix_key, prefix_value)
+        tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
+        implementation = "reference" if tracked or query.dtype == torch.float64 else AUTO
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
     return chosen.function(query, key, value, prefix_key, prefix_value, layout)
 
@@ -88,6 +86,7 @@ def _reference(
 ) -> Tensor:
     """Runs of neighbouring windows with one length and one prefix are stacked; each run is two plain products."""
     out = torch.empty_like(query)
+    precision = torch.promote_types(query.dtype, torch.float32)
     lengths = np.diff(layout.key_offsets)
     for first, last in _runs(lengths, layout.prefix_starts, layout.prefix_lengths, query.shape[1]):
         length, prefix = int(lengths[first]), int(layout.prefix_lengths[first])
@@ -114,7 +113,7 @@ def _reference(
         shared_value = _expand(prefix_value[start : start + prefix], heads)
 
         scale = 1.0 / math.sqrt(width)
-        own = torch.einsum("wqhd,wkhd->whqk", stacked.float() * scale, own_key.float())
+        own = torch.einsum("wqhd,wkhd->whqk", stacked.to(precision) * scale, own_key.to(precision))
         if layout.block:
             places = np.arange(length) if layout.query_places is None else layout.query_places[query_rows]
             if layout.query_places is None:
@@ -123,10 +122,10 @@ def _reference(
             visible[window_of * slots + slot_of] = _block_visible(places, length, layout.block)
             mask = torch.from_numpy(visible.reshape(window_count, 1, slots, length)).to(query.device)
             own = own.masked_fill(~mask, -torch.inf)
-        shared = torch.einsum("wqhd,khd->whqk", stacked.float() * scale, shared_key.float())
+        shared = torch.einsum("wqhd,khd->whqk", stacked.to(precision) * scale, shared_key.to(precision))
         weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
-        result = torch.einsum("whqk,khd->wqhd", weights[..., :prefix], shared_value.float())
-        result += torch.einsum("whqk,wkhd->wqhd", weights[..., prefix:], own_value.float())
+        result = torch.einsum("whqk,khd->wqhd", weights[..., :prefix], shared_value.to(precision))
+        result += torch.einsum("whqk,wkhd->wqhd", weights[..., prefix:], own_value.to(precision))
         out[query_rows] = result.reshape(window_count * slots, heads, width)[index].to(out.dtype)
     return out
 

@@ -1,0 +1,103 @@
+"""linear: epilogues against float64, odd shapes, batch invariance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from diffscore_fast.ops import ResidualNorm, linear
+from diffscore_fast.ops.extension import cpu_unavailable
+
+needs_extension = pytest.mark.skipif(
+    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
+)
+IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
+
+
+def problem(rows: int, depth: int, width: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, depth, generator=generator)
+    weight = torch.randn(width, depth, generator=generator) / depth**0.5
+    return x, weight, torch.randn(width, generator=generator)
+
+
+def exact(x, weight, bias, activation="none", norm=None):
+    y = x.double() @ weight.double().T
+    if bias is not None:
+        y = y + bias.double()
+    if activation == "gelu":
+        y = 0.5 * y * (1 + torch.erf(y / 2**0.5))
+    if activation == "swiglu":
+        half = y.shape[1] // 2
+        y = y[:, :half] / (1 + torch.exp(-y[:, :half])) * y[:, half:]
+    if norm is not None:
+        y = y + norm.residual.double()
+        centred = y - y.mean(dim=1, keepdim=True)
+        variance = (centred**2).mean(dim=1, keepdim=True)
+        y = centred / torch.sqrt(variance + norm.epsilon) * norm.gain.double() + norm.offset.double()
+    return y
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("activation", ["none", "gelu", "swiglu"])
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("shape", [(1, 32, 2), (97, 100, 130), (25, 1536, 384), (7, 13, 66)], ids=str)
+def test_epilogues_match_float64(implementation, activation, with_norm, shape):
+    x, weight, bias = problem(*shape)
+    kept = shape[2] // 2 if activation == "swiglu" else shape[2]
+    norm = ResidualNorm(torch.randn(shape[0], kept), torch.randn(kept), torch.randn(kept), 1e-5) if with_norm else None
+    for offset in (bias, None):
+        got = linear(x, weight, offset, activation=activation, residual_norm=norm, implementation=implementation)
+        # A norm over one or two columns divides by a difference that may be small.
+        torch.testing.assert_close(got.double(), exact(x, weight, offset, activation, norm), rtol=1e-4, atol=2e-5)
+
+
+@needs_extension
+def test_gelu_keeps_its_tails():
+    x = torch.linspace(-12, 12, 4001)[:, None]
+    got = linear(x, torch.ones(1, 1), activation="gelu", implementation="cpu")
+    want = functional.gelu(x.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=3e-7)
+
+
+@needs_extension
+def test_error_is_at_most_twice_the_references():
+    x, weight, bias = problem(257, 384, 576)
+    want = exact(x, weight, bias)
+    errors = [
+        (linear(x, weight, bias, implementation=name).double() - want).abs().max() for name in ("cpu", "reference")
+    ]
+    assert errors[0] <= 2 * errors[1] + 1e-7
+
+
+@needs_extension
+def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand():
+    x, weight, bias = problem(1000, 100, 130)
+    norm = ResidualNorm(torch.randn(1000, 130), torch.randn(130), torch.randn(130), 1e-12)
+    whole = linear(x, weight, bias, activation="gelu", residual_norm=norm, implementation="cpu")
+    for first, count in ((0, 7), (501, 7), (0, 1), (999, 1)):
+        rows = slice(first, first + count)
+        part = norm._replace(residual=norm.residual[rows])
+        got = linear(x[rows], weight, bias, activation="gelu", residual_norm=part, implementation="cpu")
+        assert torch.equal(got, whole[rows])
+
+
+@needs_extension
+def test_views_and_no_rows():
+    x, weight, bias = problem(30, 64, 48)
+    want = exact(x, weight, bias)
+    got = linear(x.repeat(1, 2)[:, 64:], weight.T.contiguous().T, bias, implementation="cpu")
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+    assert linear(x[:0], weight, bias, implementation="cpu").shape == (0, 48)
+
+
+@needs_extension
+def test_registration_and_refusals():
+    x, weight, bias = problem(5, 16, 20)
+    norm = (torch.randn(5, 20), torch.ones(20), torch.zeros(20))
+    torch.library.opcheck(torch.ops.diffscore_fast.linear.default, (x, weight, bias, "gelu", *norm, 1e-5))
+    with pytest.raises(RuntimeError, match=r"weight must be \[M, 16\]"):
+        linear(x, weight[:, :15], bias, implementation="cpu")
+    with pytest.raises(ValueError, match="activation must be"):
+        linear(x, weight, bias, activation="relu")
