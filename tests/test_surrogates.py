@@ -33,5 +33,5 @@ def test_a_causal_model_of_transformers_gives_its_own_log_probs():
     ids = [np.array([5, 6, 7], np.int32), np.array([9], np.int32)]
     found = surrogate(ids)
     loss = network(input_ids=torch.tensor([[2, 5, 6, 7]]), labels=torch.tensor([[2, 5, 6, 7]])).loss
-    assert found[0].mean() == pytest.approx(-float(loss), abs=1e-5)
+    assert found[0].mean() == pytest.approx(-loss.item(), abs=1e-5)
     assert [len(item) for item in found] == [3, 1] and surrogate.__qualname__ == "CausalSurrogate(tiny)"
