@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from diffscore_fast.backbones.load import load_model
-from diffscore_fast.engine.check import check_packing
+from diffscore_fast.arguments import checked_column, checked_seed, whole_number
 from diffscore_fast.engine.random import target_key
-from diffscore_fast.engine.runner import DEFAULT_CACHE_BYTES, DEFAULT_TOKEN_BUDGET, Runner
 from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators import evidence
 from diffscore_fast.estimators.orders import Generation, OrderDesign
 from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
+from diffscore_fast.model import ScoringModel, portions, token_estimate
 from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
 from diffscore_fast.text.checks import check_text
-from diffscore_fast.version import __version__
 
 Surrogate = Literal["self", "single", "autoregressive"] | Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -53,6 +50,11 @@ class BoundsConfig:
     def __post_init__(self) -> None:
         if self.design not in ("independent", "antithetic"):
             raise InputError(f"order design {self.design!r} is unknown; use independent or antithetic")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
+        for name in ("orders", "surrogate_orders"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.folds is not None and not (self.surrogate == "self" and self.cross_fitted):
+            raise InputError("folds belong to the cross-fitted self surrogate")
         if self.orders < 1 or self.surrogate_orders < 1:
             raise InputError("orders and surrogate orders must be at least 1")
         if not callable(self.surrogate) and self.surrogate not in ("self", "single", "autoregressive"):
@@ -94,7 +96,7 @@ class BoundsConfig:
         return self.independent_draws if self.folds is None else self.folds
 
 
-class LikelihoodBounds:
+class LikelihoodBounds(ScoringModel):
     """Brackets the log-likelihood of texts under a block model.
 
     Parameters
@@ -104,7 +106,7 @@ class LikelihoodBounds:
     block_size : int
         L', one of the model's block sizes.
     device, dtype, token_budget, cache_bytes, implementation
-        As for `DiffScorer`.
+        As for `ScoringModel`.
 
     Raises
     ------
@@ -118,19 +120,9 @@ class LikelihoodBounds:
     True
     """
 
-    def __init__(self, model: str | Path = "mini", *, block_size: int = 8, device: str | torch.device = "cpu",
-                 dtype: torch.dtype | None = None, token_budget: int = DEFAULT_TOKEN_BUDGET,
-                 cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = "auto") -> None:  # fmt: skip
-        loaded = load_model(model, device=device, dtype=dtype)
-        self.spec = loaded.backbone.spec
-        self._pattern = self.spec.pattern("block", block_size)
+    def __init__(self, model: str | Path = "mini", *, block_size: int = 8, **options: Any) -> None:
         self.block_size = block_size
-        self._tokenizer = loaded.tokenizer
-        self._weights_sha256 = loaded.weights_sha256
-        self._dtype = str(loaded.backbone.dtype).removeprefix("torch.")
-        self._runner = Runner(loaded.backbone, token_budget=token_budget, cache_bytes=cache_bytes,
-                              implementation=implementation)  # fmt: skip
-        check_packing(self._runner)
+        super().__init__(model, attention=Attention("block", block_size), **options)
 
     def estimate(
         self,
@@ -177,7 +169,7 @@ class LikelihoodBounds:
         comparators : bool
             Also CUBO_2, TVO upper and IS-VG-B from the same draws: biased in finite samples, not bounds.
         progress : callable, optional
-            Called with the number of window tokens just evaluated.
+            Called with the number of window tokens just evaluated; it must not call this object.
 
         Returns
         -------
@@ -216,32 +208,19 @@ class LikelihoodBounds:
     def bound_batches(self, texts: Iterable[Any], config: BoundsConfig,
                       progress: Callable[[int], None] | None = None) -> Iterator[BoundsTable]:  # fmt: skip
         """Bound a stream of texts in bounded memory: tables of consecutive texts, in order."""
-        if config.exact and self.block_size > EXACT_LIMIT and not config.forced:
-            states = 2**self.block_size - 1
-            raise InputError(
-                f"exact likelihood at block size {self.block_size} takes {states:,} states a block, "
-                f"{states / (2**8 - 1):,.0f} times the cost of block size 8; use estimate, or forced=True (--force)"
-            )
-        states = 2**self.block_size - 1
+        if config.exact:
+            check_lattice(self.block_size, config.forced)
+        # Windows a token: the lattice's states, or those that the draws visit at most; planning holds a number for
+        # each pair of tokens of a block in each draw.
+        each = 2**self.block_size - 1
         if not config.exact:
-            states = min(states, config.draws * min(self.block_size, config.generation.steps or self.block_size))
-        batch: list[Any] = []
-        size = 0
-        for text in texts:
-            batch.append(text)
-            # Four characters a token is near enough for a bound on memory.
-            size += (len(text) // 4 + 1) * states if isinstance(text, str) else 0
-            if size >= TOKENS_AT_ONCE or len(batch) >= 4096:
-                yield self._bound_batch(batch, config, progress)
-                batch, size = [], 0
-        if batch:
-            yield self._bound_batch(batch, config, progress)
+            most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
+            each = max(min(each, most), config.draws * self.block_size // 8)
+        for portion in portions(texts, lambda text: each * token_estimate(text), TOKENS_AT_ONCE):
+            yield self._bound_batch(portion, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
-        if isinstance(texts, str | bytes):
-            raise InputError("texts is one string; give a list of texts, [text] for a single one")
-        if texts is None or not hasattr(texts, "__len__"):
-            raise InputError(f"texts must be a sequence of texts, not {type(texts).__name__}")
+        checked_column("texts", texts)
         tables = list(self.bound_batches(texts, config, progress))
         return BoundsTable.join(tables) if tables else self._bound_batch([], config, progress)
 
@@ -252,7 +231,7 @@ class LikelihoodBounds:
         encoded = self._tokenizer.encode([text for text, state in zip(texts, status, strict=True) if state == OK])
         ids: list[np.ndarray] = []
         kept: list[int] = []
-        room = self._pattern.position_limit - int(self.spec.start_id is not None)
+        room = self._room("block", self.block_size)
         for row, item in zip([row for row, state in enumerate(status) if state == OK], encoded, strict=True):
             if len(item.ids) == 0:
                 status[row], messages[row] = EMPTY_TEXT, "the text has no tokens"
@@ -276,7 +255,7 @@ class LikelihoodBounds:
         known = dict(start=blocks.start, num_tokens=blocks.lengths)
         autoregressive = unknown
         if (config.autoregressive or config.surrogate == "autoregressive") and count:
-            autoregressive = _per_block(self._autoregressive(sequences, ids, progress), sequences, blocks)
+            autoregressive = _per_block(self._autoregressive(sequences, progress), sequences, blocks)
         if config.exact:
             lattice = Lattice(blocks, config.generation)
             exact = self._runner.evaluate(lattice, sequences, attention, progress) if count else unknown
@@ -302,7 +281,7 @@ class LikelihoodBounds:
             lower = evidence.log_mean_exp(log_p)
             psi = autoregressive
             if callable(config.surrogate):
-                psi = _per_block(np.concatenate(config.surrogate(ids)), sequences, blocks)
+                psi = _per_block(_called(config.surrogate, ids), sequences, blocks)
             upper = evidence.tangent_upper(log_p, psi)
         comparators = {}
         if config.comparators:
@@ -318,8 +297,7 @@ class LikelihoodBounds:
             visited_states=result.visited_states, comparators=comparators,
         )  # fmt: skip
 
-    def _autoregressive(self, sequences: Sequences, ids: list[np.ndarray],
-                        progress: Callable[[int], None] | None) -> np.ndarray:  # fmt: skip
+    def _autoregressive(self, sequences: Sequences, progress: Callable[[int], None] | None) -> np.ndarray:
         """Log-probability of every token given those before it: the network at block size 1. float64 [tokens]."""
         self.spec.pattern("block", 1)
         singles = cut_blocks(sequences.target_lengths, 1, self.spec.start_id is not None)
@@ -328,18 +306,20 @@ class LikelihoodBounds:
     def signature(self, config: BoundsConfig) -> BoundsSignature:
         """What bounds under this configuration depend on beside the text."""
         generation = config.generation
-        surrogate = "function" if callable(config.surrogate) else config.surrogate
+        named = config.surrogate
+        if callable(named):
+            surrogate = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__name__)}"
+        else:
+            surrogate = named
         return BoundsSignature(
-            version=__version__, model=self.spec.name, weights=self._weights_sha256[:12],
-            tokenizer=self._tokenizer.sha256[:12], block_size=self.block_size,
+            **self._identity, block_size=self.block_size,
             generation="any-order" if generation.steps is None else "parallel", steps=generation.steps,
             step_probabilities=generation.step_probabilities, method="exact" if config.exact else "estimate",
             orders=None if config.exact else config.orders,
             surrogate=None if config.exact else surrogate,
             surrogate_orders=config.num_surrogate or None if not config.exact else None,
             folds=config.num_folds if config.uses_folds else None, design=None if config.exact else config.design,
-            seed=None if config.exact else config.seed, dtype=self._dtype,
-            implementation=self._runner.implementations,
+            seed=None if config.exact else config.seed,
         )  # fmt: skip
 
 
@@ -350,6 +330,29 @@ def make_generation(name: str, steps: int | None, step_probabilities: Sequence[f
     if (steps is None) != (name == "any-order"):
         raise InputError("steps belong to parallel generation, which needs them")
     return Generation(steps, None if step_probabilities is None else tuple(step_probabilities))
+
+
+def check_lattice(block_size: int, forced: bool) -> None:
+    """Refuse exact likelihood of large blocks, with its cost, unless forced."""
+    if block_size > EXACT_LIMIT and not forced:
+        states = 2**block_size - 1
+        raise InputError(
+            f"exact likelihood at block size {block_size} takes {states:,} states a block, "
+            f"{states / (2**8 - 1):,.0f} times the cost of block size 8; use estimate, or forced=True (--force)"
+        )
+
+
+def _called(surrogate: Callable[[list[np.ndarray]], list[np.ndarray]], ids: list[np.ndarray]) -> np.ndarray:
+    """Log-probabilities of all tokens from a user's function, checked: a wrong length would shift every block."""
+    if not ids:
+        return np.zeros(0)
+    answers = [np.asarray(item, dtype=np.float64) for item in surrogate(ids)]
+    if [item.shape for item in answers] != [item.shape for item in ids]:
+        raise InputError("the surrogate must return one array a text, with the log-probability of each of its tokens")
+    flat = np.concatenate(answers)
+    if np.isnan(flat).any() or (flat > 0).any():
+        raise InputError("the surrogate returned a number that is no log-probability (NaN, or above 0)")
+    return flat
 
 
 def _per_block(per_token: np.ndarray, sequences: Sequences, blocks: Blocks) -> np.ndarray:

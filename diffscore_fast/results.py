@@ -44,7 +44,7 @@ class _Signature:
         for name, value in self.to_dict().items():
             if value is None or value is False:
                 continue
-            shown = ",".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value}"
+            shown = ",".join(f"{item}" for item in value) if isinstance(value, tuple) else f"{value}"
             parts.append(f"{name}:{shown}")
         return "|".join(parts)
 
@@ -178,6 +178,11 @@ class ScoreTable:
     def __len__(self) -> int:
         return len(self.status)
 
+    @property
+    def nats(self) -> np.ndarray:
+        """Scores in nats a text, float64 [n]: the score times its tokens (for `elbo`, the bound on log p itself)."""
+        return np.where(self.num_tokens > 0, self.scores * self.num_tokens, np.nan)
+
     @staticmethod
     def join(tables: list[ScoreTable]) -> ScoreTable:
         """Consecutive tables of one signature as one."""
@@ -210,7 +215,7 @@ class BlockBounds:
     effective_draws : float64
         Effective sample size of the draws.
     distinct_states, visited_states : int64
-        Model states evaluated, and those that an evaluation of every step of every draw would take.
+        (block, visible subset) states of the block, and evaluations that every step of every draw would take.
     comparators : dict of str to float64
         Biased estimates by name.
     """
@@ -249,7 +254,7 @@ class BoundsTable:
     effective_draws : float64
         Smallest effective sample size among the text's blocks.
     distinct_states, visited_states : int64
-        Model states evaluated, and those an evaluation without sharing would take.
+        States of its blocks (equal texts count each), and evaluations without sharing.
     comparators : dict of str to float64
         Biased estimates by name, nats a text.
     status, messages : list of str
@@ -307,7 +312,7 @@ class BoundsTable:
             return out
 
         def total(values: np.ndarray) -> np.ndarray:
-            return np.bincount(text_of, weights=values, minlength=len(rows))
+            return np.bincount(text_of, weights=values, minlength=len(rows)).astype(np.float64)
 
         smallest = np.full(len(rows), np.nan)
         np.fmin.at(smallest, text_of, blocks.effective_draws)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from diffscore_fast.backbones.load import load_model
-from diffscore_fast.engine.check import check_packing
+from diffscore_fast.arguments import checked_column, checked_seed
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.engine.random import target_key
-from diffscore_fast.engine.runner import DEFAULT_CACHE_BYTES, DEFAULT_TOKEN_BUDGET, Runner
 from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -23,6 +19,7 @@ from diffscore_fast.estimators.reconstruction import (
     ReconstructionConfig,
     ReconstructionResult,
 )
+from diffscore_fast.model import ScoringModel, portions, token_estimate
 from diffscore_fast.results import (
     EMPTY_CANDIDATE,
     EMPTY_SOURCE,
@@ -36,7 +33,6 @@ from diffscore_fast.results import (
 )
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import Encoded
-from diffscore_fast.version import __version__
 
 Direction = Literal["marginal", "conditional", "reverse", "bidirectional", "pmi"]
 Overlength = Literal["error", "skip", "truncate-source"]
@@ -70,8 +66,7 @@ class ScoreConfig:
                 raise InputError(f"{what} {value!r} is unknown; use {', '.join(known)}")
         if not 0.0 <= self.alpha <= 1.0:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha}")
-        if not -(2**127) <= self.seed < 2**127:
-            raise InputError("the seed must fit in 128 bits")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
 
     @property
     def needs_source(self) -> bool:
@@ -87,22 +82,10 @@ class ScoreConfig:
         return ((self.direction, 1.0),)
 
 
-class DiffScorer:
+class DiffScorer(ScoringModel):
     """Scores candidates by masked reconstruction with a masked-diffusion language model.
 
-    Parameters
-    ----------
-    model : str or Path
-        "mini" (inside the package), or a folder with config.json, model.safetensors and tokenizer.json.
-    device : str or torch.device
-    dtype : torch.dtype, optional
-        bfloat16 where the processor multiplies it natively, else float32.
-    token_budget : int
-        Most window tokens evaluated at once; bounds memory, changes no score.
-    cache_bytes : int
-        Size of the prefix cache.
-    implementation : str
-        Implementation of the operations: "auto", or one by name.
+    Parameters as for `ScoringModel`, without `attention`.
 
     Raises
     ------
@@ -116,18 +99,6 @@ class DiffScorer:
     >>> table.status
     ['ok']
     """
-
-    def __init__(self, model: str | Path = "mini", *, device: str | torch.device = "cpu",
-                 dtype: torch.dtype | None = None, token_budget: int = DEFAULT_TOKEN_BUDGET,
-                 cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = "auto") -> None:  # fmt: skip
-        loaded = load_model(model, device=device, dtype=dtype)
-        self.spec = loaded.backbone.spec
-        self._tokenizer = loaded.tokenizer
-        self._weights_sha256 = loaded.weights_sha256
-        self._dtype = str(loaded.backbone.dtype).removeprefix("torch.")
-        self._runner = Runner(loaded.backbone, token_budget=token_budget, cache_bytes=cache_bytes,
-                              implementation=implementation)  # fmt: skip
-        check_packing(self._runner)
 
     def score(
         self,
@@ -181,7 +152,7 @@ class DiffScorer:
         token_scores : bool
             Also return the score of every token with the characters it covers.
         progress : callable, optional
-            Called with the number of window tokens just evaluated.
+            Called with the number of window tokens just evaluated; it must not call the scorer.
 
         Returns
         -------
@@ -211,17 +182,13 @@ class DiffScorer:
 
         A value may be anything: what is not text becomes a status. The cuts between tables change no score.
         """
-        batch: list[tuple[Any, Any]] = []
-        size = 0
-        for row in rows:
-            batch.append(row)
-            # Four characters a token is near enough for a bound on memory.
-            size += sum(len(text) // 4 + 1 for text in _targets(config, *row) if isinstance(text, str))
-            if size * config.reconstruction.design.num_draws >= TOKENS_AT_ONCE or len(batch) >= 4096:
-                yield self._score_batch(batch, config, progress)
-                batch, size = [], 0
-        if batch:
-            yield self._score_batch(batch, config, progress)
+        draws = config.reconstruction.design.num_draws
+
+        def size_of(row: tuple[Any, Any]) -> int:
+            return draws * sum(token_estimate(text) for text in _targets(config, *row))
+
+        for portion in portions(rows, size_of, TOKENS_AT_ONCE):
+            yield self._score_batch(portion, config, progress)
 
     def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
@@ -288,14 +255,12 @@ class DiffScorer:
         """What scores under this configuration depend on beside the row."""
         design = config.reconstruction.design
         return Signature(
-            version=__version__, model=self.spec.name, weights=self._weights_sha256[:12],
-            tokenizer=self._tokenizer.sha256[:12], direction=config.direction,
+            **self._identity, direction=config.direction,
             alpha=config.alpha if config.direction == "bidirectional" else None,
             estimator=config.reconstruction.estimator, level_weights=config.reconstruction.level_weights,
             length_normalised=config.reconstruction.length_normalised, masking=design.masking, ratios=design.ratios,
             draws=design.num_draws, levels=design.levels, replicates=design.num_replicates, seed=config.seed,
-            attention=config.attention, dtype=self._dtype, implementation=self._runner.implementations,
-            template="plain", overlength=config.overlength,
+            attention=config.attention, template="plain", overlength=config.overlength,
         )  # fmt: skip
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[np.ndarray], config: ScoreConfig,
@@ -314,10 +279,10 @@ class DiffScorer:
             return EMPTY_CANDIDATE, "the candidate has no tokens", 0
         if config.needs_source and source == 0:
             return EMPTY_SOURCE, "the source has no tokens", 0
-        pattern = self.spec.pattern(config.attention)
-        room_candidate = pattern.position_limit - int(self.spec.start_id is not None)
+        room_candidate = self._room(config.attention)
         # Where window positions restart, either text may use all of them; else both share them.
-        room_source = room_candidate - (0 if pattern.restart_positions else candidate)
+        restart = self.spec.pattern(config.attention).restart_positions
+        room_source = room_candidate - (0 if restart else candidate)
         if candidate > room_candidate:
             return TOO_LONG, f"the candidate has {candidate} tokens, the model takes {room_candidate}", 0
         if not config.needs_source or source <= room_source:
@@ -330,13 +295,9 @@ class DiffScorer:
 
 def _checked_columns(config: ScoreConfig, sources: Any, candidates: Any) -> Sequence[str | None]:
     """Validate the two columns; returns the sources, filled in where the direction reads none."""
-    for name, column in (("sources", sources), ("candidates", candidates)):
-        if isinstance(column, str | bytes):
-            raise InputError(f"{name} is one string; give a list of texts, [{name[:-1]}] for a single one")
-        if column is not None and not isinstance(column, Sequence) and not hasattr(column, "__len__"):
-            raise InputError(f"{name} must be a sequence of texts, not {type(column).__name__}")
-    if candidates is None:
-        raise InputError("candidates must be a sequence of texts, not None")
+    checked_column("candidates", candidates)
+    if sources is not None:
+        checked_column("sources", sources)
     if sources is None:
         if config.needs_source:
             raise InputError(f"direction {config.direction!r} reads sources; give one a candidate")

@@ -77,14 +77,21 @@ def test_every_surrogate_and_design_gives_a_bracket(bounds, exact, options):
 
 
 def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
-    own = bounds.estimate(TEXTS, surrogate="autoregressive", autoregressive=True)
+    """A function that answers as the network at block size 1 does must give what surrogate="autoregressive" gives."""
+    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS).blocks.exact  # one block a token
+    own = bounds.estimate(TEXTS, surrogate="autoregressive")
 
-    def uniform(texts: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.full(len(ids), -np.log(bounds.spec.vocab_size)) for ids in texts]
+    def answers(texts: list[np.ndarray]) -> list[np.ndarray]:
+        return np.split(single, np.cumsum([len(ids) for ids in texts])[:-1])
 
-    table = bounds.estimate(TEXTS, surrogate=uniform)
-    assert np.isfinite(own.upper).all() and (table.upper > own.upper).any()
-    assert table.signature.surrogate == "function"
+    table = bounds.estimate([*TEXTS, "", None], surrogate=answers)
+    np.testing.assert_allclose(table.upper[:3], own.upper, rtol=1e-4)
+    assert table.signature.surrogate.endswith("answers") and table.status[3:] == ["empty_text", "missing"]
+    assert bounds.estimate(["", None], surrogate=answers).status == ["empty_text", "missing"]
+    for wrong in (lambda texts: [np.zeros(len(ids) + 1) for ids in texts], lambda texts: [],
+                  lambda texts: [np.full(len(ids), np.nan) for ids in texts]):  # fmt: skip
+        with pytest.raises(InputError, match="surrogate"):
+            bounds.estimate(TEXTS, surrogate=wrong)
 
 
 def test_block_size_one_is_the_autoregressive_model(exact):
@@ -133,8 +140,12 @@ def test_wrong_use_is_refused(bounds):
         LikelihoodBounds("mini", block_size=16).exact(["text"])
     with pytest.raises(UnsupportedPatternError, match="block size 5"):
         LikelihoodBounds("mini", block_size=5)
+    for wrong in (None, 3, {"a": "b"}, {"a"}):
+        with pytest.raises(InputError, match="sequence of texts"):
+            bounds.exact(wrong)
     for options in (dict(generation="other"), dict(generation="parallel"), dict(steps=3), dict(orders=0),
                     dict(surrogate="other"), dict(design="other"), dict(folds=5), dict(folds=1),
-                    dict(design="antithetic", orders=3)):  # fmt: skip
+                    dict(design="antithetic", orders=3), dict(seed=2**128), dict(steps=2.5),
+                    dict(surrogate="single", folds=7)):  # fmt: skip
         with pytest.raises(InputError):
             bounds.estimate(TEXTS, **options)

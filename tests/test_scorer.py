@@ -147,6 +147,7 @@ def test_full_attention_is_another_score_under_another_signature(mini, condition
         (None, "c", "missing", "source is missing"),
         ("s", None, "missing", "candidate is missing"),
         ("s", float("nan"), "missing", "candidate is missing"),
+        ("s", pandas.NA, "missing", "candidate is missing"),
         (3, "c", "invalid_text", "source is a int"),
         ("s", ["c"], "invalid_text", "candidate is a list"),
         ("s", b"c", "invalid_text", "candidate is a bytes"),
@@ -192,6 +193,13 @@ def test_control_token_strings_are_text(mini):
     assert table.num_tokens[0] == len(["A", "[", "MASK", "]", "cat", "[", "SEP", "]", "sat", "."])
 
 
+def test_nats_are_scores_times_tokens(mini):
+    table = mini.score([None] * 2, ["A cat sat.", ""], direction="marginal", draws=4, estimator="elbo",
+                       mask_ratios="stratified")  # fmt: skip
+    assert table.kind == "lower bound" and table.nats[0] == table.scores[0] * table.num_tokens[0]
+    assert np.isnan(table.nats[1])
+
+
 def test_no_rows_is_an_empty_table(mini):
     table = mini.score([], [], draws=5, token_scores=True)
     assert len(table) == 0 and table.profile.shape == (0, 9) and table.tokens.offsets.tolist() == [0]
@@ -203,7 +211,7 @@ def test_no_rows_is_an_empty_table(mini):
         (["s"], ["a", "b"], {}, "1 sources but 2 candidates"),
         ("source", ["c"], {}, "sources is one string"),
         (["s"], "candidate", {}, "candidates is one string"),
-        (["s"], None, {}, "not None"),
+        (["s"], None, {}, "not NoneType"),
         (None, ["c"], {}, "reads sources"),
         (["s"], 3, {}, "must be a sequence"),
         (["s"], ["c"], {"direction": "backward"}, "direction 'backward' is unknown"),
@@ -211,6 +219,10 @@ def test_no_rows_is_an_empty_table(mini):
         (["s"], ["c"], {"overlength": "cut"}, "overlength policy 'cut' is unknown"),
         (["s"], ["c"], {"alpha": 1.5}, "alpha must lie in"),
         (["s"], ["c"], {"draws": 0}, "draws must be at least 1"),
+        (["s"], ["c"], {"draws": 5.5}, "draws must be a whole number"),
+        (["s"], ["c"], {"seed": 0.5}, "seed must be a whole number"),
+        (["s"], ["c"], {"seed": 2**128}, "must fit in 128 bits"),
+        (["s"], {"c"}, {}, "candidates must be a sequence of texts, not set"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_runs(mini, sources, candidates, options, message):
@@ -236,4 +248,4 @@ def test_signatures_tell_every_choice_apart(mini):
     ]  # fmt: skip
     seen = {str(mini.score([], [], **{**base, **item}).signature) for item in variants}
     assert len(seen) == len(variants)
-    assert all(f"weights:{mini._weights_sha256[:12]}" in item for item in seen)
+    assert all(f"weights:{mini._identity['weights']}" in item for item in seen)

@@ -9,8 +9,12 @@ from torch.nn import functional
 from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.errors import CheckpointError
 
-# transformers' `BertForMaskedLM` also saves these copies of tied or derived tensors; they carry nothing of their own.
-TIED_NAMES = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids")
+# transformers' `BertForMaskedLM` may also save these copies of other tensors.
+TIED_NAMES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+DERIVED_NAMES = ("bert.embeddings.position_ids",)  # 0, 1, 2, ...
 
 
 class BertLayer(nn.Module):
@@ -118,7 +122,10 @@ def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], defaul
 
 def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str) -> None:
     """Fill a network from tensors in transformers' `BertForMaskedLM` layout, strictly: none missing, none left over."""
-    weights = {name: tensor for name, tensor in weights.items() if name not in TIED_NAMES}
+    for copy, original in TIED_NAMES.items():
+        if copy in weights and original in weights and not torch.equal(weights[copy], weights[original]):
+            raise CheckpointError(f"{where}: {copy} differs from {original}; only a tied output head can be loaded")
+    weights = {name: item for name, item in weights.items() if name not in (*TIED_NAMES, *DERIVED_NAMES)}
     state: dict[str, Tensor] = {}
     missing: list[str] = []
     for ours, theirs in _names(backbone.spec.num_layers).items():

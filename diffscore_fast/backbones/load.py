@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,22 @@ from diffscore_fast.errors import CheckpointError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+            "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
 PACKAGE_SECTION = "diffscore_fast"  # our part of config.json: patterns, default pattern, control tokens, checksum
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A backbone ready to score, with what its signature needs."""
+    """A backbone ready to score, with what its signature needs.
+
+    `fingerprint` is a hash of weights and config.json together: heads, patterns and token types change scores, too.
+    """
 
     backbone: BertBackbone
     tokenizer: TextTokenizer
     weights_sha256: str
+    fingerprint: str
 
 
 def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device = "cpu",
@@ -60,7 +67,7 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
             f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is only "
             f"{config['vocab_size']}"
         )
-    name = str(name_or_path) if str(name_or_path) in EMBEDDED_MODELS else folder.name
+    name = str(name_or_path) if str(name_or_path) in EMBEDDED_MODELS else folder.resolve().name
     patterns, default_pattern = read_patterns(config)
     assert tokenizer.start_id is not None
     backbone = build_bert(name, config, patterns, default_pattern, tokenizer.mask_id, tokenizer.start_id)
@@ -70,7 +77,9 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     if own.get("weights_sha256", weights_sha256) != weights_sha256:
         raise CheckpointError(f"{weights_path}: SHA-256 differs from config.json's; the file is damaged or replaced")
     backbone.to(device=device, dtype=dtype or default_dtype(device)).eval().requires_grad_(False)
-    return LoadedModel(backbone, tokenizer, weights_sha256)
+    canonical = json.dumps(config, sort_keys=True)
+    fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
+    return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint)
 
 
 def read_config(folder: Path) -> dict:
@@ -82,11 +91,16 @@ def read_config(folder: Path) -> dict:
         raise CheckpointError(f"{path}: no such file; a model folder needs config.json") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: a JSON {type(config).__name__}, not an object")
     if config.get("model_type") != "bert" or "BertForMaskedLM" not in config.get("architectures", ["BertForMaskedLM"]):
         raise CheckpointError(
             f"{path}: model_type {config.get('model_type')!r}, architectures {config.get('architectures')}; "
             "only BERT masked language models (BertForMaskedLM) can be loaded"
         )
+    missing = [name for name in REQUIRED if not isinstance(config.get(name), int | float)]
+    if missing or not isinstance(config.get(PACKAGE_SECTION, {}), dict):
+        raise CheckpointError(f"{path}: needs the numbers {', '.join(missing or REQUIRED)}")
     return config
 
 
@@ -95,13 +109,23 @@ def read_patterns(config: dict) -> tuple[dict[str, PatternSpec], PatternName]:
 
     A model from elsewhere states none: it was trained with `full` alone.
     """
-    limit = config["max_position_embeddings"]
-    stated = config.get(PACKAGE_SECTION, {}).get("patterns", {"full": {}})
-    patterns = {
-        name: PatternSpec(**{"position_limit": limit, **fields, "block_sizes": tuple(fields.get("block_sizes", ()))})
-        for name, fields in stated.items()
-    }
-    return patterns, config.get(PACKAGE_SECTION, {}).get("default_pattern", "full")
+    own, limit = config.get(PACKAGE_SECTION, {}), config["max_position_embeddings"]
+    default = own.get("default_pattern", "full")
+    try:
+        patterns = {
+            name: PatternSpec(**{"position_limit": limit, **item, "block_sizes": tuple(item.get("block_sizes", ()))})
+            for name, item in own.get("patterns", {"full": {}}).items()
+        }
+        fits = all(
+            item.position_limit <= limit and max(item.prefix_type, item.window_type) < config["type_vocab_size"]
+            for item in patterns.values()
+        )
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(f"config.json: patterns are not as they should be: {error}") from None
+    if not fits or default not in patterns:
+        raise CheckpointError("config.json: a pattern uses positions or token types that the model lacks, or the "
+                              f"default pattern {default!r} is none of {', '.join(patterns)}")  # fmt: skip
+    return patterns, default
 
 
 def default_dtype(device: str | torch.device) -> torch.dtype:

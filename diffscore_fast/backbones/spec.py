@@ -60,8 +60,6 @@ class BackboneSpec:
         Factor on the logits (LLaDA's `scale_logits`).
     soft_cap : float or None
         Logits become soft_cap * tanh(logits / soft_cap) after the scale.
-    time_conditioning : {"none", "constant"}
-        Whether the network reads the mask ratio; "constant" means it was trained with a fixed one.
     patterns : dict of str to PatternSpec
         The attention patterns the model was trained with. Asking for another is an error.
     default_pattern : str
@@ -83,7 +81,6 @@ class BackboneSpec:
     logit_shift: Literal[0, 1] = 0
     logit_scale: float = 1.0
     soft_cap: float | None = None
-    time_conditioning: Literal["none", "constant"] = "none"
     default_pattern: PatternName = "full"
 
     def pattern(self, name: str, block_size: int = 0) -> PatternSpec:

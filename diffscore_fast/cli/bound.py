@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from diffscore_fast.bounds import LEAST_EFFECTIVE_DRAWS, BoundsConfig, LikelihoodBounds, make_generation
+from diffscore_fast.bounds import LEAST_EFFECTIVE_DRAWS, BoundsConfig, LikelihoodBounds, check_lattice, make_generation
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
+from diffscore_fast.errors import InputError
 from diffscore_fast.io.jsonl import Record
 from diffscore_fast.results import SCORED, BoundsTable
 
+RESAMPLES = 400
+TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
+          "visited_states")  # fmt: skip
 EXACT_BY_DEFAULT = 8  # block size up to which the lattice is cheaper than sampling
 
 
 def run_bound(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
     """Bound a file of texts. Returns and raises as `run_score`."""
-    method = options["method"]
+    method, sampling = options["method"], options["sampling_options"]
     if method == "auto":
-        method = "exact" if options["block_size"] <= EXACT_BY_DEFAULT else "estimate"
+        method = "exact" if options["block_size"] <= EXACT_BY_DEFAULT and not sampling else "estimate"
+    if method == "exact" and sampling:
+        raise InputError(f"{', '.join(sampling)}: for sampled orders, not for --method exact")
+    if method == "exact":
+        check_lattice(options["block_size"], options["force"])
     steps = options["steps"]
     generation = make_generation("any-order" if steps is None else "parallel", steps,
                                  parse_numbers("--step-probabilities", options["step_probabilities"]))  # fmt: skip
@@ -60,28 +69,29 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     except BaseException:
         run.abandon()
         raise
-    run.print_summary(totals.lines(z, config), bounds.signature(config))
+    kind = "exact" if config.exact else "lower bound, upper bound"
+    run.finish(totals.lines(z, config), bounds.signature(config), kind)
     return run.failed() > 0
 
 
 class _Totals:
-    """Token-weighted sums over texts: a few numbers a text."""
+    """A few numbers a text, for token-weighted sums and their spread over texts."""
 
     def __init__(self) -> None:
-        self._texts: list[tuple[float, ...]] = []
+        self._columns = {name: array("d") for name in TOTALS}
         self._weak = 0
 
     def add(self, table: BoundsTable, row: int) -> None:
-        self._texts.append((
-            table.num_tokens[row], table.lower[row], table.upper[row], table.stderr_lower[row],
-            table.stderr_upper[row], table.autoregressive[row], table.distinct_states[row], table.visited_states[row],
-        ))  # fmt: skip
+        for name, column in self._columns.items():
+            column.append(getattr(table, name)[row])
         self._weak += bool(table.effective_draws[row] < LEAST_EFFECTIVE_DRAWS)
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
-        if not self._texts:
+        tokens, lower, upper, error_lower, error_upper, autoregressive, distinct, visited = (
+            np.array(self._columns[name]) for name in TOTALS
+        )
+        if not len(tokens):
             return []
-        tokens, lower, upper, error_lower, error_upper, autoregressive, distinct, visited = np.array(self._texts).T
         total = tokens.sum()
 
         def perplexity(value: float) -> str:
@@ -95,11 +105,13 @@ class _Totals:
         else:
             lines.append((f"perplexity interval (z = {z:g})", f"[{low}, {high}]"))
         if len(tokens) > 1:
-            samples = np.random.default_rng(0).integers(len(tokens), size=(1000, len(tokens)))
-            edges = []
-            for values, quantile in ((upper, 0.025), (lower, 0.975)):
-                ratios = np.exp(-values[samples].sum(1) / tokens[samples].sum(1))
-                edges.append(f"{np.quantile(ratios, quantile):.3f}")
+            generator = np.random.default_rng(0)
+            resampled = []
+            for _ in range(RESAMPLES):  # one at a time: memory for millions of texts
+                chosen = generator.integers(len(tokens), size=len(tokens))
+                resampled.append([values[chosen].sum() / tokens[chosen].sum() for values in (upper, lower)])
+            low, high = np.exp(-np.quantile(resampled, [0.975, 0.025], axis=0))
+            edges = [f"{low[0]:.3f}", f"{high[1]:.3f}"]
             lines.append(("  95 % over texts", f"[{edges[0]}, {edges[1]}]"))
         if config.autoregressive:
             lines.append(("autoregressive perplexity", perplexity(autoregressive.sum())))

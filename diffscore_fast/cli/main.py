@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from diffscore_fast.errors import DiffScoreError
 from diffscore_fast.version import __version__
 
+# Options of `bound` that only sampled orders have; giving one asks for an estimate.
+SAMPLING_OPTIONS = ("orders", "surrogate_orders", "surrogate", "plain", "folds", "order_design", "z", "seed",
+                    "comparators")  # fmt: skip
 EXIT_SOME_FAILED = 3
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
@@ -74,7 +78,8 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
 @click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
-              help="auto: exact up to block size 8, where it is cheaper than sampling.")  # fmt: skip
+              help="auto: exact up to block size 8, where it is cheaper than sampling, unless an option "
+              "of sampling is given.")  # fmt: skip
 @click.option("--steps", type=int, help="Parallel generation in that many steps; any-order if not given.")
 @click.option("--step-probabilities", help="Comma-separated chances of a token's step; uniform if not given.")
 @click.option("--orders", default=32, show_default=True, help="K, sampled orders.")
@@ -102,6 +107,9 @@ def bound(input_path: str, output_path: str, model: str, **options: Any) -> None
     """
     from diffscore_fast.cli.bound import run_bound
 
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in SAMPLING_OPTIONS if source(name) is ParameterSource.COMMANDLINE]
+    options["sampling_options"] = ["--" + name.replace("_", "-") for name in given]
     _run(run_bound, input_path, output_path, model, options)
 
 
@@ -118,6 +126,9 @@ def _run(command: Callable[[str, str, str, dict[str, Any]], bool], input_path: s
     try:
         failed = command(input_path, output_path, model, options)
     except DiffScoreError as error:
+        click.echo(f"diffscore: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except OSError as error:  # a full disk, a broken pipe: what was finished has been named
         click.echo(f"diffscore: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except KeyboardInterrupt:

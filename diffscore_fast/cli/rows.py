@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from diffscore_fast.errors import InputError
-from diffscore_fast.io.jsonl import STANDARD_STREAM, JsonlReader, JsonlWriter, Record
-from diffscore_fast.results import SCORED, TOO_LONG, InvalidRecord
+from diffscore_fast.io.jsonl import STANDARD_STREAM, JsonlReader, JsonlWriter, Record, partial_path
+from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
 
 RECORDS_LOOKED_AT = 100  # for column names, before the model is loaded
-
-
-class ResultTable(Protocol):
-    """What a table of results must have: a status and a message for each row."""
-
-    status: list[str]
-    messages: list[str]
 
 
 class FileRun:
@@ -59,22 +54,18 @@ class FileRun:
         self._quiet = quiet
         self._started = time.perf_counter()
         self._reader = JsonlReader(input_path)
-        same = input_path != STANDARD_STREAM and os.path.exists(output_path)
-        if same and os.path.samefile(input_path, output_path):
-            raise InputError(f"output {output_path} is the input file itself; name another")
+        for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
+            if os.path.exists(written) and os.path.samefile(input_path, written):
+                raise InputError(f"output {output_path} would write over the input file; name another")
         self._records = self._checked_records(columns)
         self._writer = JsonlWriter(output_path)
 
     def abandon(self) -> None:
         """Close without a result; what was written stays if there is anything."""
         partial = self._writer.abandon()
-        if partial is None:
-            return
-        if self.statuses:
-            self.errors.print(f"stopped: {self.statuses.total()} finished rows are in {partial}", soft_wrap=True,
-                              highlight=False)  # fmt: skip
-        else:
-            partial.unlink()
+        if partial is not None:
+            message = f"stopped: {self.statuses.total()} finished rows are in {partial}"
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def process(self, batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
                 fields: Callable[[Record, Any, int], dict[str, Any]]) -> None:  # fmt: skip
@@ -92,6 +83,10 @@ class FileRun:
 
         def rows() -> Iterator[Any]:
             for record in self._records:
+                clash = self._added & record.fields.keys() if record.fields is not None else set()
+                if clash:
+                    problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
+                    record = Record(record.line, record.raw, None, problem)
                 waiting.append(record)
                 yield self._values(record)
 
@@ -126,11 +121,20 @@ class FileRun:
         failed = sum(count for status, count in self.statuses.items() if status not in SCORED)
         return failed - (self.statuses[TOO_LONG] if skip_too_long else 0)
 
-    def print_summary(self, lines: list[tuple[str, str]], signature: object, first: Table | None = None) -> None:
-        """Counts, `lines`, time and signature; on stderr where the rows go to stdout."""
+    def finish(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature, kind: str,
+               first: Table | None = None) -> None:  # fmt: skip
+        """Write OUTPUT.signature.json and print the summary: counts, `lines`, time and signature.
+
+        Where the rows go to standard output, the summary goes to stderr, and so does the signature even when quiet.
+        """
+        if not self._writer.is_stream:
+            about = {"kind": kind, "signature": signature.to_dict(), "rows": dict(self.statuses)}
+            Path(f"{self._writer.path}.signature.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        console = Console(stderr=self._writer.is_stream)
         if self._quiet:
+            if self._writer.is_stream:
+                console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
             return
-        console = Console(stderr=self._writer.path == STANDARD_STREAM)
         if first is not None:
             console.print(first)
         table = Table(show_header=False, title="summary")
@@ -151,10 +155,6 @@ class FileRun:
         """The values of the columns, or as many `InvalidRecord`s."""
         if record.fields is None:
             return (InvalidRecord(record.problem),) * len(self._columns)
-        clash = self._added & record.fields.keys()
-        if clash:
-            problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
-            return (InvalidRecord(problem),) * len(self._columns)
         return tuple(record.fields.get(column) for column in self._columns)
 
     def _checked_records(self, columns: dict[str, str]) -> Iterator[Record]:
@@ -162,6 +162,8 @@ class FileRun:
         records = iter(self._reader)
         head = list(islice(records, RECORDS_LOOKED_AT))
         present = dict.fromkeys(key for record in head if record.fields is not None for key in record.fields)
+        if head and all(record.fields is None for record in head):
+            raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
         if present:
             for option, column in columns.items():
                 if column not in present:

@@ -83,7 +83,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     if scores:
         lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({kind})"),
                  ("median score", f"{statistics.median(scores):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
-    run.print_summary(lines, scorer.signature(config), shown if shown.row_count else None)
+    run.finish(lines, scorer.signature(config), kind, shown if shown.row_count else None)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 

@@ -129,9 +129,9 @@ def is_vg_b(log_p: np.ndarray) -> np.ndarray:
     draws = log_p.shape[1]
     if draws < 2:
         return np.full(len(log_p), np.nan)
-    pairs = log_p[:, None, :] - log_p[:, :, None]
-    pairs[:, np.arange(draws), np.arange(draws)] = -np.inf
-    return log_p.mean(axis=1) + logsumexp(pairs, axis=(1, 2)) - np.log(draws * (draws - 1))
+    # Sum over all pairs of p_j / p_k less the K pairs of a draw with itself, each 1.
+    every = logsumexp(log_p, axis=1) + logsumexp(-log_p, axis=1)
+    return log_p.mean(axis=1) + every + np.log1p(-draws * np.exp(-every)) - np.log(draws * (draws - 1))
 
 
 def effective_sample_size(log_p: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from diffscore_fast.arguments import whole_number
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
 from diffscore_fast.engine.random import uniforms
 from diffscore_fast.errors import InputError
@@ -45,6 +46,9 @@ class MaskDesign:
     replicates: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("draws", "levels", "replicates"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.ratios not in ("grid", "stratified", "uniform"):
             raise InputError(f"mask ratios {self.ratios!r} are unknown; use grid, stratified or uniform")
         if self.masking not in ("bernoulli", "count"):
@@ -81,6 +85,12 @@ class MaskDesign:
         if self.ratios == "grid":
             return np.arange(1, self.levels) / self.levels
         return (np.arange(self.levels) + 0.5) / self.levels
+
+    @property
+    def holds_levels_equally(self) -> bool:
+        """Whether every replicate has the same number of draws in every level."""
+        per_replicate = self.num_draws // self.num_replicates
+        return self.ratios == "grid" or (self.ratios == "stratified" and per_replicate % self.levels == 0)
 
     @property
     def covers_all_ratios(self) -> bool:

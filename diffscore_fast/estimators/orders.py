@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from diffscore_fast.arguments import whole_number
 from diffscore_fast.engine.random import uniforms
 from diffscore_fast.errors import InputError
 
@@ -35,6 +36,8 @@ class Generation:
     step_probabilities: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.steps is not None:
+            object.__setattr__(self, "steps", whole_number("steps", self.steps))
         if self.steps is not None and self.steps < 1:
             raise InputError(f"steps must be at least 1, not {self.steps}")
         if self.step_probabilities is None:

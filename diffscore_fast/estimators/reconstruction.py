@@ -26,7 +26,7 @@ class ReconstructionConfig:
         `mean_logprob`: S = (1/K) sum_k (1/|M_k|) sum_{i in M_k} log p(y_i | context, y with M_k masked); an empty M_k
         masks one uniformly chosen token instead. `elbo`: the draw's sum weighted 1/t (count masking: L/l), an empty
         draw counting 0, over L: nats a token of a lower bound on log p(y | context), where the ratios cover (0, 1].
-        `weighted`: `mean_logprob` with level l weighted by level_weights[l] in place of 1 / number of levels.
+        `weighted`: the means of the levels, weighted by level_weights; the design must hold every level equally often.
     design : MaskDesign
     level_weights : tuple of float, optional
         For `weighted`: one non-negative weight a level; normalised to sum 1.
@@ -45,6 +45,11 @@ class ReconstructionConfig:
         levels = len(self.design.level_ratios)
         if (self.level_weights is not None) != (self.estimator == "weighted"):
             raise InputError("level weights belong to the estimator 'weighted', which needs them")
+        if self.estimator == "weighted" and not self.design.holds_levels_equally:
+            raise InputError(
+                "weighted means need every level equally often in every replicate: grid mask ratios, or stratified "
+                f"ones with a multiple of {self.design.levels} draws a replicate"
+            )
         if self.level_weights is not None:
             weights = np.asarray(self.level_weights, dtype=np.float64)
             if weights.shape != (levels,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
@@ -53,7 +58,8 @@ class ReconstructionConfig:
     @property
     def kind(self) -> str:
         """What the number is: "mean log-prob", or "lower bound" where the estimator is one."""
-        return "lower bound" if self.estimator == "elbo" and self.design.covers_all_ratios else "mean log-prob"
+        bound = self.estimator == "elbo" and self.design.covers_all_ratios and not self.length_normalised
+        return "lower bound" if bound else "mean log-prob"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ import numpy as np
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import MaskPlan
+from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.lattice import exact_log_likelihood
 from diffscore_fast.estimators.orders import Generation, OrderDesign, draw_steps, visible_before
+
+MOST_TOKENS = 32  # a state's number holds its block's index and one bit a token
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class SampledOrders:
                  design: OrderDesign) -> None:  # fmt: skip
         self._blocks = blocks
         width = int(blocks.lengths.max(initial=1))
+        if width > MOST_TOKENS:
+            raise InputError(f"a block of {width} tokens: states of more than {MOST_TOKENS} cannot be numbered")
         place = np.arange(width)
         valid = place < blocks.lengths[:, None]  # [B, L]
         tokens = blocks.start[:, None] + place

@@ -10,6 +10,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -97,7 +98,8 @@ class JsonlReader:
 class JsonlWriter:
     """Writes rows to `path` by way of `path`.partial, which takes the final name when all is done.
 
-    A run that stops half-way leaves the partial file, whole lines of finished rows.
+    A run that stops half-way leaves the partial file, whole lines of finished rows. Nothing that is there already is
+    touched before the first row. A pipe or device is written directly.
 
     Parameters
     ----------
@@ -112,33 +114,35 @@ class JsonlWriter:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._partial = Path(path + ".partial")
-        if path == STANDARD_STREAM:
-            self._file: IO[bytes] = sys.stdout.buffer
-            self._raw = self._file
-            return
-        if os.path.isdir(path):
-            raise InputError(f"cannot write {path}: it is a folder; name a file")
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise InputError(f"cannot write {path}: permission denied")
+        self.is_stream = path == STANDARD_STREAM
+        self._target = Path(os.path.realpath(path))  # through a link, to what it names
+        self._partial: Path | None = None
+        self._started = self._created = False
         try:
-            self._raw = open(self._partial, "ab")  # noqa: SIM115
-            fcntl.flock(self._raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._raw.truncate(0)
-        except BlockingIOError:
-            raise InputError(f"another run is writing {path}; wait for it or choose another output") from None
+            if self.is_stream:
+                self._raw: IO[bytes] = sys.stdout.buffer
+            elif self._target.is_dir():
+                raise InputError(f"cannot write {path}: it is a folder; name a file")
+            elif self._target.exists() and not self._target.is_file():
+                self._raw = self._target.open("wb")
+            elif self._target.exists() and not os.access(self._target, os.W_OK):
+                raise InputError(f"cannot write {path}: permission denied")
+            else:
+                self._partial = partial_path(path)
+                self._raw = self._open_partial(self._partial)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from None
-        self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0) if path.endswith(".gz") else self._raw  # type: ignore[assignment]
+        self._file = self._raw
 
     def write(self, record: Record, fields: dict[str, Any]) -> None:
         """Write a row: the record's own bytes with `fields` appended, or the text of an unusable line as `raw`."""
+        if not self._started:
+            self._start()
         if record.fields is None:
-            own = json.dumps({"line": record.line, "raw": record.raw.decode("utf-8", "backslashreplace")})
-            comma = b", "
+            unusable = {"line": record.line, "raw": record.raw.decode("utf-8", "backslashreplace")}
+            body, comma = json.dumps(unusable).encode(), b", "
         else:
-            own, comma = "", b", " if record.fields else b""
-        body = own.encode() if own else record.raw.rstrip()
+            body, comma = record.raw.rstrip(), b", " if record.fields else b""
         addition = json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:].encode()
         self._file.write(body[:-1].rstrip() + comma + addition + b"\n")
 
@@ -147,23 +151,57 @@ class JsonlWriter:
 
     def finish(self) -> None:
         """Close, and give the file its name."""
-        if self.path == STANDARD_STREAM:
-            self._file.flush()
+        if not self._started:
+            self._start()
+        self._file.flush()
+        if self.is_stream:
             return
-        self._file.close()
-        if not self._raw.closed:
+        if self._file is not self._raw:
+            self._file.close()
+        if self._partial is not None:
             self._raw.flush()
             os.fsync(self._raw.fileno())
-        os.replace(self._partial, self.path)
+            os.replace(self._partial, self._target)
         self._raw.close()
 
     def abandon(self) -> Path | None:
-        """Close what has been written so far, and say where it is."""
-        if self.path == STANDARD_STREAM:
+        """Close what has been written so far, and say where it is; None where there is nothing to look at."""
+        if self.is_stream:
             return None
-        self._file.close()
-        self._raw.close()
-        return self._partial
+        kept = self._partial if self._started else None
+        if self._partial is not None and self._created and not self._started:
+            self._partial.unlink(missing_ok=True)
+        for file in (self._file, self._raw):
+            with suppress(OSError):  # a full disk has been reported already
+                file.close()
+        return kept
+
+    def _start(self) -> None:
+        self._started = True
+        if self._partial is not None:
+            self._raw.truncate(0)  # what a killed run has left
+        if self.path.endswith(".gz"):
+            self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)  # type: ignore[assignment]
+
+    def _open_partial(self, partial: Path) -> IO[bytes]:
+        while True:
+            created = not partial.exists()
+            file = partial.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise InputError(f"another run is writing {self.path}; wait for it or choose another output") from None
+            # Between opening and locking, another run may have finished and taken this very file for its output.
+            if partial.exists() and os.path.samestat(os.fstat(file.fileno()), partial.stat()):
+                self._created = created
+                return file
+            file.close()
+
+
+def partial_path(path: str) -> Path:
+    """Where the rows of an unfinished output are."""
+    return Path(os.path.realpath(path) + ".partial")
 
 
 class _TopLevel(dict):
@@ -180,16 +218,20 @@ def _object(pairs: list[tuple[str, Any]]) -> _TopLevel:
     return fields
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _parse(line: int, raw: bytes) -> Record:
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         return Record(line, raw, None, f"line {line} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}")
     except RecursionError:
         return Record(line, raw, None, f"line {line} is nested too deeply")
     except json.JSONDecodeError as error:
         return Record(line, raw, None, f"line {line} is not JSON: {error.msg} at column {error.colno}")
-    except ValueError as error:  # a number with more digits than Python reads
+    except ValueError as error:  # NaN, Infinity, or a number with more digits than Python reads
         return Record(line, raw, None, f"line {line} is not JSON: {error}")
     if not isinstance(value, _TopLevel):
         return Record(line, raw, None, f"line {line} is a JSON {type(value).__name__}, not an object")

@@ -12,7 +12,8 @@ def check_text(name: str, text: Any) -> tuple[str, str]:
     """Status and message of one value of a row; "ok" and "" where it is Unicode text."""
     if isinstance(text, InvalidRecord):
         return INVALID_RECORD, text.message
-    if text is None or (isinstance(text, float) and math.isnan(text)):  # pandas' null
+    # pandas writes null as NaN, NA or NaT.
+    if text is None or (isinstance(text, float) and math.isnan(text)) or type(text).__name__ in ("NAType", "NaTType"):
         return MISSING, f"the {name} is missing"
     if not isinstance(text, str):
         return INVALID_TEXT, f"the {name} is a {type(text).__name__}, not text"

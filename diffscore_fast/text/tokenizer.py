@@ -35,7 +35,10 @@ class TextTokenizer:
     def __init__(self, path: Path, mask_token: str, start_token: str | None) -> None:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file; a model folder needs tokenizer.json")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         # "[MASK]" typed by a user is six characters, not a masked position.

@@ -97,6 +97,24 @@ def test_eight_bit_rows_round_trip(tmp_path):
     assert torch.equal(back["m"], codes * scale[:, None]) and torch.equal(back["v"], weight[0])
 
 
+def test_an_output_head_of_its_own_is_refused_and_a_copy_is_not(saved_bert, tmp_path):
+    copy = damaged(saved_bert[0], tmp_path)
+    weights = load_file(copy / "model.safetensors")
+    words = weights["bert.embeddings.word_embeddings.weight"]
+    save_file({**weights, "cls.predictions.decoder.weight": words.clone()}, copy / "model.safetensors")
+    assert load_model(copy).backbone.spec.vocab_size == len(words)
+    save_file({**weights, "cls.predictions.decoder.weight": words + 1}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match="only a tied output head"):
+        load_model(copy)
+
+
+def test_the_fingerprint_covers_what_config_json_says(saved_bert, tmp_path):
+    copy = damaged(saved_bert[0], tmp_path)
+    edit(copy, num_attention_heads=2)
+    before, after = load_model(saved_bert[0]), load_model(copy)
+    assert before.weights_sha256 == after.weights_sha256 and before.fingerprint != after.fingerprint
+
+
 def damaged(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -126,6 +144,13 @@ def test_a_missing_tensor_and_a_left_over_one_are_named(saved_bert, tmp_path):
         (lambda folder: edit(folder, vocab_size=100), "tokenizer.json has"),
         (lambda folder: edit(folder, diffscore_fast={"weights_sha256": "0"}), "SHA-256 differs"),
         (lambda folder: edit(folder, diffscore_fast={"mask_token": "<mask>"}), "no token '<mask>'"),
+        (lambda folder: edit(folder, vocab_size=None), "needs the numbers vocab_size"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "a JSON list, not an object"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "not a readable tokenizer"),
+        (lambda folder: edit(folder, diffscore_fast={"patterns": {"full": {"x": 1}}}), "patterns are not"),
+        (lambda folder: edit(folder, diffscore_fast={"patterns": {"full": {"position_limit": 999}}}), "positions or"),
+        (lambda folder: edit(folder, diffscore_fast={"patterns": {"full": {"window_type": 2}}}), "token types"),
+        (lambda folder: edit(folder, diffscore_fast={"default_pattern": "prefix"}), "default pattern"),
     ],
 )
 def test_unusable_model_folders_say_why(saved_bert, tmp_path, fault, message):

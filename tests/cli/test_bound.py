@@ -48,7 +48,7 @@ def test_exact_is_the_default_for_small_blocks(run, loaded):
 
 
 def test_estimates_carry_intervals_errors_and_comparators(run):
-    result, rows = run("--method", "estimate", "--orders", "8", "--surrogate-orders", "8", "--comparators", "--z", "2")
+    result, rows = run("--orders", "8", "--surrogate-orders", "8", "--comparators", "--z", "2")
     assert result.exit_code == 3, result.output
     row = rows[0]
     assert row["interval"][0] == pytest.approx(row["lower"] - 2 * row["stderr_lower"])
@@ -62,6 +62,8 @@ def test_estimates_carry_intervals_errors_and_comparators(run):
     [
         (["--text-column", "body"], "no field 'body'; it has: id, text"),
         (["--orders", "0"], "must be at least 1"),
+        (["--method", "exact", "--orders", "4", "--seed", "1"], "--orders, --seed: for sampled orders"),
+        (["--seed", str(2**128)], "must fit in 128 bits"),
         (["--step-probabilities", "1.0"], "belong to parallel generation"),
         (["--steps", "2", "--step-probabilities", "a"], "comma-separated numbers"),
         (["--output-prefix", "", "--text-column", "id", "--steps", "0"], "steps must be at least 1"),

@@ -113,6 +113,7 @@ def test_a_field_that_would_be_written_over_is_refused(run):
     late = [ROWS[0]] * 120 + [{**ROWS[0], "score": 1}]
     result, rows = run(rows=late)
     assert result.exit_code == 3 and len(rows) == 121 and rows[120]["status"] == "invalid_record"
+    assert rows[120]["score"] is None and json.loads(rows[120]["raw"])["score"] == 1
 
 
 def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
@@ -120,18 +121,23 @@ def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(score_module, "DiffScorer", never)
-    Path("in.jsonl").write_text(json.dumps(ROWS[0]))
+    for name, text in (("in.jsonl", json.dumps(ROWS[0])), ("out.jsonl.partial", json.dumps(ROWS[0])),
+                       ("prose.txt", "source,candidate\n")):  # fmt: skip
+        Path(name).write_text(text)
+    before = {path.name: path.read_text() for path in Path().iterdir()}
     for arguments, message in [
         (["in.jsonl", "-o", "no/folder/out.jsonl"], "cannot write"),
         (["none.jsonl", "-o", "out.jsonl"], "cannot read none.jsonl: No such file"),
-        (["in.jsonl", "-o", "in.jsonl"], "is the input file itself"),
+        (["in.jsonl", "-o", "in.jsonl"], "would write over the input"),
+        (["out.jsonl.partial", "-o", "out.jsonl"], "would write over the input"),
+        (["prose.txt", "-o", "out.jsonl"], "prose.txt is not JSON Lines: line 1 is not JSON"),
         (["in.jsonl", "-o", "out.jsonl", "--draws", "0"], "draws must be at least 1"),
         (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted", "--level-weights", "a,b"], "comma-separated"),
         (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted"], "needs them"),
     ]:
         result = CliRunner().invoke(main, ["score", *arguments])
         assert result.exit_code == 2 and message in result.output, result.output
-    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl"]
+    assert {path.name: path.read_text() for path in Path().iterdir()} == before
 
 
 def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
@@ -142,6 +148,9 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
     result, rows = run()
     assert result.exit_code == 2 and "no model" in result.output and rows is None
     assert not Path("out.jsonl.partial").exists()
+    Path("out.jsonl.partial").write_text("rows of an earlier run")
+    run()
+    assert Path("out.jsonl.partial").read_text() == "rows of an earlier run"
 
 
 def test_empty_file_standard_streams_and_gzip(run):
@@ -170,9 +179,32 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
     monkeypatch.setattr(mini, "_score_batch", stopped)
     result, rows = run()
     assert result.exit_code == 130 and rows is None
-    assert "2 finished rows are in out.jsonl.partial" in result.output
+    assert f"2 finished rows are in {Path('out.jsonl.partial').resolve()}" in result.output
     kept = [json.loads(line) for line in Path("out.jsonl.partial").read_text().splitlines()]
     assert [row["status"] for row in kept] == ["ok", "ok"]
+
+
+def test_the_signature_lies_beside_the_output(run, mini):
+    result, _ = run("--quiet", "--seed", "3")
+    about = json.loads(Path("out.jsonl.signature.json").read_text())
+    assert result.output == "" and about["rows"] == {"ok": 3} and about["kind"] == "mean log-prob"
+    assert about["signature"]["seed"] == 3 and about["signature"]["weights"] == mini._identity["weights"]
+
+
+def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
+    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    score_batch, done = mini._score_batch, []
+
+    def stopped(*arguments):
+        if done:
+            raise OSError(28, "No space left on device")
+        done.append(1)
+        return score_batch(*arguments)
+
+    monkeypatch.setattr(mini, "_score_batch", stopped)
+    Path("[").mkdir()
+    result, _ = run("-o", "[/b].jsonl")
+    assert result.exit_code == 2 and "1 finished rows are in" in result.output and "No space left" in result.output
 
 
 def test_info_names_versions_models_and_implementations():

@@ -200,7 +200,8 @@ def test_a_network_that_leaks_or_is_nan_fails_its_check(fault):
             out = super().attention_outputs(layer, hidden, attended)
             return out + out.mean(0) if fault == "leak" else out * torch.nan
 
-    check_packing(Runner(BagOfTokens(restart_positions=True)))
-    check_packing(Runner(RotaryDecoder()))
+    for attention in (FULL, PREFIX, Attention("block", 2)):
+        check_packing(Runner(BagOfTokens(restart_positions=True)), attention)
+        check_packing(Runner(RotaryDecoder()), attention)
     with pytest.raises(CheckpointError, match="neighbours|beside|finite"):
-        check_packing(Runner(Faulty(restart_positions=True)))
+        check_packing(Runner(Faulty(restart_positions=True)), PREFIX)

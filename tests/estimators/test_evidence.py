@@ -129,6 +129,13 @@ def test_scale_does_not_matter():
         np.testing.assert_allclose(estimator(log_p - 5000) + 5000, estimator(log_p), atol=1e-8)
 
 
+def test_is_vg_b_is_the_mean_over_ordered_pairs():
+    log_p = np.random.default_rng(0).normal(-40, 2, (3, 5))
+    pairs = [[log_p[:, j] - log_p[:, k] for j in range(5) if j != k] for k in range(5)]
+    expected = log_p.mean(1) + np.log(np.exp(np.array(pairs)).mean(axis=(0, 1)))
+    np.testing.assert_allclose(evidence.is_vg_b(log_p), expected, rtol=1e-10)
+
+
 def test_one_heavy_draw_shows_in_the_effective_sample_size():
     log_p = np.array([[0.0, -50, -50, -50], [0.0, 0, 0, 0]])
     np.testing.assert_allclose(evidence.effective_sample_size(log_p), [1, 4], atol=1e-12)

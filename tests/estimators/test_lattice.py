@@ -155,6 +155,12 @@ def test_pairs_are_independent_and_a_block_s_orders_do_not_depend_on_others():
     assert (alone[0, :, 0] == steps[5]).all()
 
 
+def test_blocks_too_long_for_state_numbers_are_refused():
+    blocks = cut_blocks(np.array([70]), 64, has_start=True)
+    with pytest.raises(InputError, match="cannot be numbered"):
+        SampledOrders(blocks, np.array([1], np.uint64), Generation(), 4, "independent")
+
+
 def test_visible_sets_are_the_tokens_of_earlier_steps():
     assert visible_before(np.array([1, 0, 1, 2])).tolist() == [0b0010, 0, 0b0010, 0b0111]
 

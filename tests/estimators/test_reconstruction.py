@@ -51,26 +51,29 @@ def draw_expectation(config: ReconstructionConfig, ratio: float) -> float:
             total += chance * np.mean([table_log_prob(mask, i) for i in np.flatnonzero(mask)])
         else:
             total += chance * np.mean([table_log_prob(np.eye(LENGTH, dtype=bool)[i], i) for i in range(LENGTH)])
-    if config.estimator == "weighted":
-        weights = np.array(config.level_weights) / sum(config.level_weights)
-        level = int(ratio * 10) if config.design.ratios != "grid" else round(ratio * 10) - 1
-        total *= weights[min(level, len(weights) - 1)] * len(weights)
     return total
 
 
 def exact(config: ReconstructionConfig) -> float:
+    """The mean of the levels' means, weighted where the estimator says so."""
     if config.design.ratios == "grid":
-        return float(np.mean([draw_expectation(config, k / 10) for k in range(1, 10)]))
-    # Midpoints of 200 cells: the integrand is a polynomial between the edges of levels and sizes.
-    return float(np.mean([draw_expectation(config, (cell + 0.5) / 200) for cell in range(200)]))
+        levels = [draw_expectation(config, k / 10) for k in range(1, 10)]
+    else:
+        # Midpoints of 20 cells a level: the integrand is a polynomial between the edges of levels and sizes.
+        cells = [draw_expectation(config, (cell + 0.5) / 200) for cell in range(200)]
+        levels = np.reshape(cells, (10, 20)).mean(axis=1)
+    return float(np.average(levels, weights=config.level_weights))
 
 
+DRAWS = {(name, ratios): 20 if ratios == "grid" or name == "weighted" else 8
+         for name in ("mean_logprob", "elbo", "weighted") for ratios in ("grid", "stratified", "uniform")}  # fmt: skip
 CONFIGS = [
-    ReconstructionConfig(estimator, MaskDesign(20 if ratios == "grid" else 8, ratios, masking),
+    ReconstructionConfig(estimator, MaskDesign(DRAWS[estimator, ratios], ratios, masking),
                          tuple(range(1, 10 if ratios == "grid" else 11)) if estimator == "weighted" else None)
     for estimator in ("mean_logprob", "elbo", "weighted")
     for ratios in ("grid", "stratified", "uniform")
     for masking in ("bernoulli", "count")
+    if (estimator, ratios) != ("weighted", "uniform")
 ]  # fmt: skip
 
 
@@ -101,6 +104,7 @@ def test_mean_over_seeds_is_the_enumerated_expectation_and_the_standard_error_co
 def test_elbo_is_a_lower_bound_and_counts_empty_draws_as_zero():
     assert ReconstructionConfig("elbo", MaskDesign(8, "uniform")).kind == "lower bound"
     assert ReconstructionConfig("elbo", MaskDesign(20, "grid")).kind == "mean log-prob"
+    assert ReconstructionConfig("elbo", MaskDesign(8, "uniform"), length_normalised=True).kind == "mean log-prob"
     design = MaskDesign(5)
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(1, np.int64), [np.arange(2, dtype=np.int32)])
     estimator = MaskedReconstruction(ReconstructionConfig("elbo", design), sequences, np.array([3], np.uint64))
@@ -152,6 +156,8 @@ def test_the_printed_formula_divides_once_more_by_length():
 @pytest.mark.parametrize(
     "options", [dict(estimator="other"), dict(estimator="weighted"), dict(level_weights=(1.0,) * 9),
                 dict(estimator="weighted", level_weights=(1.0,) * 8),
+                dict(estimator="weighted", level_weights=(1.0,) * 10, design=MaskDesign(5, "uniform")),
+                dict(estimator="weighted", level_weights=(1.0,) * 10, design=MaskDesign(8, "stratified")),
                 dict(estimator="weighted", level_weights=(0.0,) * 9),
                 dict(estimator="weighted", level_weights=(-1.0,) + (1.0,) * 8)],
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -36,6 +38,7 @@ def test_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end(tmp_path):
         (b"[1, 2]", "line 2 is a JSON list, not an object"),
         (b'"text"', "line 2 is a JSON str"),
         (b'{"a": 1, "b": 2, "a": 3}', "line 2 has the key 'a' twice"),
+        (b'{"a": NaN}', "line 2 is not JSON: NaN is no JSON number"),
         (b'{"a": "\xff"}', "line 2 is not UTF-8: byte 7 is 0xff"),
         (b"[" * 100_000, "line 2 is nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 2 is not JSON"),
@@ -69,7 +72,7 @@ def test_gzip_is_recognised_by_content_and_a_cut_one_keeps_its_rows(tmp_path):
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -119,6 +122,52 @@ def test_the_output_appears_only_when_it_is_whole(tmp_path):
     writer.finish()
     assert json.loads(gzip.decompress(path.read_bytes())) == {"a": 1, "score": -1.0}
     assert not (tmp_path / "out.jsonl.gz.partial").exists()
+
+
+def test_a_run_that_writes_nothing_touches_nothing(tmp_path):
+    partial = tmp_path / "out.jsonl.partial"
+    JsonlWriter(str(tmp_path / "out.jsonl")).abandon()
+    assert not partial.exists()
+    partial.write_bytes(b"rows of a killed run\n")
+    assert JsonlWriter(str(tmp_path / "out.jsonl")).abandon() is None
+    assert partial.read_bytes() == b"rows of a killed run\n"
+
+
+def test_a_run_that_meets_another_s_finished_file_opens_its_own(tmp_path, monkeypatch):
+    """Between its opening and its locking of the partial file, another run may finish and take it away."""
+    path = tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.partial").write_bytes(b"whole result\n")
+    real, calls = fcntl.flock, []
+
+    def late(file, how):
+        if not calls:
+            os.replace(tmp_path / "out.jsonl.partial", path)
+        calls.append(how)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    writer = JsonlWriter(str(path))
+    assert path.read_bytes() == b"whole result\n" and len(calls) == 2
+    writer.finish()
+    assert path.read_bytes() == b""
+
+
+def test_links_are_followed_and_pipes_written_into(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real" / "out.jsonl")
+    records, _ = read(tmp_path, b'{"a": 1}\n')
+    writer = JsonlWriter(str(tmp_path / "link.jsonl"))
+    writer.write(records[0], {"score": -1.0})
+    writer.finish()
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert json.loads((tmp_path / "real" / "out.jsonl").read_bytes()) == {"a": 1, "score": -1.0}
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
+    writer = JsonlWriter(str(tmp_path / "pipe"))
+    writer.write(records[0], {"score": -1.0})
+    writer.finish()
+    assert json.loads(reader.communicate(timeout=60)[0]) == {"a": 1, "score": -1.0}
+    assert not (tmp_path / "pipe.partial").exists()
 
 
 def test_what_a_killed_run_left_is_written_over(tmp_path):
