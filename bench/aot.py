@@ -68,7 +68,7 @@ def cases() -> list[Case]:
     for heads, width in ((12, 64), (32, 128)):
         for dtype in (torch.bfloat16, torch.float32):
             found += attention_cases(heads, width, dtype)
-    return found
+    return found + segment_cases(1_000_000, 8, 4)
 
 
 def _letter(dtype: torch.dtype) -> str:
@@ -143,6 +143,22 @@ def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
             config.num_stages, moved, 4.0 * numbers * keys,
         ))  # fmt: skip
     return found
+
+
+def segment_cases(count: int, draws: int, folds: int) -> list[Case]:
+    """The float64 reductions; no time is stated, as the rates above are of bfloat16."""
+    means, bounds = kernels("log_mean_exp"), kernels("evidence_bounds")
+    types = {
+        **dict.fromkeys(("values", "log_mean", "error", "minimum", "maximum", "log_p"), "*fp64"),
+        **dict.fromkeys(("lower", "plain", "upper"), "*fp64"),
+        "segments": "*i64", "folds": "i32",
+    }  # fmt: skip
+    moved = 8.0 * count * (draws + 4)
+    return [
+        _case("log_mean_exp fp64", means.log_mean_exp_kernel, types, {"BLOCK": means.BLOCK}, 1, 3, moved, 0.0),
+        _case("evidence_bounds fp64", bounds.evidence_bounds_kernel, types, {"FOLDS": folds, "BLOCK": bounds.BLOCK}, 4,
+              3, moved, 0.0),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,18 @@ BLOCK = 64
 
 
 @triton.jit
-def log_sum(values, axis: tl.constexpr):
-    """log sum exp along `axis`; -inf where all are -inf."""
-    highest = tl.max(values, axis=axis)
+def log_sum(values):
+    """log sum exp of a vector; -inf where all are -inf."""
+    highest = tl.max(values, axis=0)
     centre = tl.where(highest == float("-inf"), 0.0, highest)
-    if axis == 0:
-        return centre + tl.log(tl.sum(tl.exp(values - centre), axis=0))
+    return centre + tl.log(tl.sum(tl.exp(values - centre), axis=0))
+
+
+@triton.jit
+def log_sum_rows(values):
+    """The same for each row of a matrix."""
+    highest = tl.max(values, axis=1)
+    centre = tl.where(highest == float("-inf"), 0.0, highest)
     return centre + tl.log(tl.sum(tl.exp(values - centre[:, None]), axis=1))
 
 
@@ -34,7 +40,7 @@ def evidence_bounds_kernel(log_p, segments, lower, plain, upper, folds, FOLDS: t
         within = start + lane
         inside = (fold < folds)[:, None] & (within < each)[None, :]
         tile = tl.load(log_p + first + fold[:, None] * each + within[None, :], mask=inside, other=float("-inf"))
-        part = log_sum(tile, 1)
+        part = log_sum_rows(tile)
         high = tl.maximum(sums, part)
         centre = tl.where(high == float("-inf"), 0.0, high)
         sums = centre + tl.log(tl.exp(sums - centre) + tl.exp(part - centre))
@@ -42,14 +48,14 @@ def evidence_bounds_kernel(log_p, segments, lower, plain, upper, folds, FOLDS: t
     total = 0.0 * size
     for one in range(folds):
         # The other folds' sum is taken anew: a fold that dominates cannot be subtracted from the total.
-        log_psi = log_sum(tl.where(fold == one, float("-inf"), sums), 0) - tl.log(size * (folds - 1))
+        log_psi = log_sum(tl.where(fold == one, float("-inf"), sums)) - tl.log(size * (folds - 1))
         log_hat = tl.max(tl.where(fold == one, sums, float("-inf")), axis=0) - tl.log(size)
         safe = tl.where(log_psi == float("-inf"), 0.0, log_psi)
         tangent = tl.where(log_psi == float("-inf"), float("inf"), safe + tl.exp(log_hat - safe) - 1.0)
         if one == 0:
             tl.store(plain + block, tangent)
         total += tangent
-    tl.store(lower + block, log_sum(sums, 0) - tl.log(count.to(tl.float64)))
+    tl.store(lower + block, log_sum(sums) - tl.log(count.to(tl.float64)))
     tl.store(upper + block, total / folds)
 
 

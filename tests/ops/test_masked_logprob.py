@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -272,6 +275,35 @@ def test_gradients_match_the_references(options):
         gradients[implementation] = torch.autograd.grad((value * upstream).sum(), inputs)
     for got, want in zip(gradients["cpu"], gradients["reference"], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+POISONED = """
+import torch
+from diffscore_fast.ops import AttentionLayout, ResidualNorm, linear, masked_logprob_statistics, prefix_attention
+import numpy as np
+torch.manual_seed(0)
+got = masked_logprob_statistics(torch.randn(25, 40), torch.randn(130, 40), torch.randn(130), torch.arange(25))
+edges = np.array([0, 3, 3, 12])
+layout = AttentionLayout(edges, edges, np.array([0, 0, 5]), np.array([7, 0, 0]))
+q, k, v, pk, pv = (torch.randn(n, 2, 16) for n in (12, 12, 12, 9, 9))
+norm = ResidualNorm(torch.randn(25, 30), torch.ones(30), torch.zeros(30), 1e-5)
+parts = [got.log_prob, got.entropy, got.rank.float(), prefix_attention(q, k, v, pk, pv, layout, implementation="cpu"),
+         linear(torch.randn(25, 40), torch.randn(30, 40), residual_norm=norm, implementation="cpu")]
+print(torch.cat([part.flatten() for part in parts]).numpy().tobytes().hex())
+"""
+
+
+@needs_extension
+def test_scratch_is_written_before_it_is_read():
+    """The same bits when the C library fills fresh memory with a pattern (-1.7e38 as float32), or with another."""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", POISONED], env={**os.environ, "MALLOC_PERTURB_": pattern}, capture_output=True,
+            text=True, check=True,
+        ).stdout
+        for pattern in ("1", "160")
+    }  # fmt: skip
+    assert len(outputs) == 1
 
 
 @needs_extension
