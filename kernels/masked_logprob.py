@@ -390,6 +390,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
     hidden, weight, rows, excluded = _prepare(hidden, weight, targets, rows, excluded_ids)
+    bias = None if bias is None else bias.contiguous()
     count, config = len(targets), config_for(hidden.dtype)
     share = -(-vocab_size // MOST_SPLITS)
     split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
@@ -433,6 +434,7 @@ def gradients(
     """Gradients of hidden, weight and bias: logit gradients a slice of the vocabulary at a time, then two products."""
     source = hidden
     hidden, weight, rows, excluded = _prepare(hidden, weight, targets, rows, excluded_ids)
+    bias = None if bias is None else bias.contiguous()
     count, config = len(targets), config_for(hidden.dtype)
     states = hidden[rows]
     grad_states = torch.zeros(states.shape, dtype=torch.float32, device=hidden.device)
