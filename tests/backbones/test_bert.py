@@ -48,7 +48,7 @@ def test_full_attention_equals_transformers(saved_bert):
     sequences = Sequences.build([context], np.array([0]), [target])
     attention = Attention("full")
     got = Runner(loaded.backbone).run(*compose(spec, attention, sequences, plan), attention)
-    line = [101, 2000, 2001, *np.where(masked, 103, target).tolist()]
+    line = [spec.start_id, 2000, 2001, *np.where(masked, spec.mask_id, target).tolist()]
     with torch.no_grad():
         log_probs = network(torch.tensor([line])).logits[0].double().log_softmax(-1)
     expected = [float(log_probs[3 + i, target[i]]) for i in np.flatnonzero(masked)]
