@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -29,6 +30,7 @@ from diffscore_fast.estimators import evidence
 from diffscore_fast.estimators.lattice import exact_log_likelihood
 from diffscore_fast.estimators.orders import Generation, draw_steps, visible_before
 from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
+from diffscore_fast.surrogates import NetworkSurrogate
 
 RESULTS = Path(__file__).parent / "results"
 PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
@@ -43,9 +45,11 @@ STEPS = (1, 2, 4, 8, 16, None)
 @click.option("--seeds", default=20, show_default=True, help="Seeds of coverage and of means.")
 @click.option("--blocks-16", default=64, show_default=True, help="Blocks of 16 tokens.")
 @click.option("--exact-16", default=0, show_default=True, help="Of these, how many to compute exactly (65,535 states).")
+@click.option("--fine-tuned", type=click.Path(path_type=Path, exists=True),
+              help="Model folder of `python -m diffscore_fast.training surrogate --block-size 8`.")  # fmt: skip
 @click.option("--cost-texts", default=2, show_default=True, help="Texts of 127 word pieces for the cost comparison.")
 def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blocks_16: int, exact_16: int,
-         cost_texts: int) -> None:  # fmt: skip
+         fine_tuned: Path | None, cost_texts: int) -> None:  # fmt: skip
     """Print the table."""
     started = time.monotonic()
     loaded = load_model(model)
@@ -60,7 +64,10 @@ def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blo
         table = bench.tables(texts, block_size)
         for steps in STEPS:
             compare(bench, table, Generation(steps), PAPER_DRAWS[block_size], seeds)
-        ablate(bench, table, autoregressive, seeds)
+        surrogates = {"TUBE, autoregressive": autoregressive.exact(Generation())}
+        if fine_tuned is not None and block_size == 8:
+            surrogates["TUBE, autoregressive, fine-tuned"] = np.concatenate(NetworkSurrogate(fine_tuned)(texts))
+        ablate(bench, table, surrogates, seeds)
         if block_size == 8:
             draw_interval(table, RESULTS / "bounds.png")
     sixteen(bench, texts, blocks_16, exact_16)
@@ -192,25 +199,24 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
                   gaps.mean() + error, "nats a token")  # fmt: skip
 
 
-def ablate(bench: Bench, table: StateTables, autoregressive: StateTables, seeds: int) -> None:
-    """Any-order upper bound by surrogate, mean over seeds, against the exact value."""
+def ablate(bench: Bench, table: StateTables, surrogates: dict[str, np.ndarray], seeds: int) -> None:
+    """Any-order upper bound by surrogate, mean over seeds. `surrogates`: per-token log-probs of autoregressive ones."""
     draws = PAPER_DRAWS[table.block_size]
-    tokens = autoregressive.exact(Generation())  # one block a token, in order
-    edges = np.concatenate([[0], np.cumsum(tokens)])
-    first = np.concatenate([[0], np.cumsum(table.blocks.lengths)])
-    arm = edges[first[1:]] - edges[first[:-1]]
 
-    def upper(make: Callable[[np.ndarray], np.ndarray], count: int) -> tuple[float, float, float]:
-        values = [make(table.sample(Generation(), draws + count, seed)) for seed in range(seeds)]
-        return bench.perplexity(table, np.mean(values, axis=0))
+    def add(name: str, upper: Callable[[np.ndarray], evidence.Estimate], count: int) -> None:
+        values = [upper(table.sample(Generation(), draws + count, seed)).value for seed in range(seeds)]
+        bench.add("surrogate", table.block_size, None, name, *bench.perplexity(table, np.mean(values, axis=0)))
+
+    def self_upper(log_p: np.ndarray, count: int) -> evidence.Estimate:
+        return evidence.tangent_upper(log_p[:, count:], evidence.log_mean_exp(log_p[:, :count]).value)
 
     for count in (1, 2, 12, 32):
         name = "TUBE, single order" if count == 1 else f"TUBE, self M = {count}"
-        value = upper(lambda log_p, m=count: evidence.tangent_upper(
-            log_p[:, m:], evidence.log_mean_exp(log_p[:, :m]).value).value, count)  # fmt: skip
-        bench.add("surrogate", table.block_size, None, name, *value)
-    bench.add("surrogate", table.block_size, None, "TUBE, autoregressive",
-              *upper(lambda log_p: evidence.tangent_upper(log_p, arm).value, 0))  # fmt: skip
+        add(name, partial(self_upper, count=count), count)
+    first = np.concatenate([[0], np.cumsum(table.blocks.lengths)])
+    for name, per_token in surrogates.items():
+        edges = np.concatenate([[0], np.cumsum(per_token)])
+        add(name, partial(evidence.tangent_upper, log_psi=edges[first[1:]] - edges[first[:-1]]), 0)
 
 
 def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int) -> None:

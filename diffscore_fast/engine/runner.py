@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -100,8 +100,11 @@ class Runner:
                     starts = self._fill_cache(prefixes, used, attention)
                     for pack in packs:
                         chosen = asked[pack]
-                        values = self._window_log_probs(windows, chosen, starts, attention)
-                        out[take_segments(windows.wanted_offsets, chosen)] = values
+                        picked = take_segments(windows.wanted_offsets, chosen)
+                        rows = self._wanted_rows(windows, chosen, picked, starts, attention)
+                        targets = self._to_device(windows.targets[picked].astype(np.int64))
+                        values = ops.masked_logprob(*self._vocabulary(rows), targets, **self._vocabulary_options())
+                        out[picked] = values.cpu().numpy()
                         if progress is not None:
                             progress(int(windows.lengths[chosen].sum()))
             except BaseException:
@@ -109,6 +112,29 @@ class Runner:
                 raise
         # Every window takes its representative's values; representatives take their own.
         return out[take_segments(windows.wanted_offsets, first[representative])]
+
+    def sample(self, prefixes: Prefixes, windows: Windows, attention: Attention, numbers: np.ndarray) -> np.ndarray:
+        """A token int32 [M] for every wanted row, from the model's distribution by the uniform numbers float64 [M].
+
+        Targets are not read, and no two windows are taken for one: each has numbers of its own.
+        """
+        out = np.zeros(len(windows.wanted), dtype=np.int32)
+        waves = pack_windows(windows.prefix, windows.lengths, prefixes.lengths, self.token_budget,
+                             self._cache.capacity_rows)  # fmt: skip
+        with self._lock, torch.inference_mode():
+            try:
+                for used, packs in waves:
+                    starts = self._fill_cache(prefixes, used, attention)
+                    for chosen in packs:
+                        picked = take_segments(windows.wanted_offsets, chosen)
+                        rows = self._wanted_rows(windows, chosen, picked, starts, attention)
+                        options = {**self._vocabulary_options(), "implementation": ops.AUTO}
+                        drawn = ops.sample_token(*self._vocabulary(rows), self._to_device(numbers[picked]), **options)
+                        out[picked] = drawn.cpu().numpy()
+            except BaseException:
+                self._cache.forget()  # reserved rows may not have been written
+                raise
+        return out
 
     def _fill_cache(self, prefixes: Prefixes, used: np.ndarray, attention: Attention) -> np.ndarray:
         """Compute the prefixes that are not cached; int64 [P + 1] arena row of each, by prefix index (last: none)."""
@@ -131,8 +157,9 @@ class Runner:
                 self._forward(hidden, positions, layout, self._to_device(rows), None)
         return starts
 
-    def _window_log_probs(self, windows: Windows, chosen: np.ndarray, starts: np.ndarray,
-                          attention: Attention) -> np.ndarray:  # fmt: skip
+    def _wanted_rows(self, windows: Windows, chosen: np.ndarray, picked: np.ndarray, starts: np.ndarray,
+                     attention: Attention) -> Tensor:  # fmt: skip
+        """Hidden states of the wanted rows `picked` of the windows `chosen`, ready for the vocabulary."""
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
         lengths = windows.lengths[chosen]
         of_window, places = segment_ids(lengths), places_in(lengths)
@@ -140,7 +167,6 @@ class Runner:
         hidden, positions = self._embed(tokens, windows.first_position[chosen][of_window] + places, pattern.window_type)
 
         offsets = offsets_of(lengths)
-        picked = take_segments(windows.wanted_offsets, chosen)
         counts = np.diff(windows.wanted_offsets)[chosen]
         wanted_places = windows.wanted[picked] - np.repeat(windows.offsets[:-1][chosen], counts)
         wanted = self._to_device(np.repeat(offsets[:-1], counts) + wanted_places)
@@ -149,14 +175,15 @@ class Runner:
         last_layout = ops.AttentionLayout(offsets, offsets_of(counts), prefix_starts, visible, wanted_places)
 
         rows = self._forward(hidden, positions, layout, None, (wanted, last_layout))
-        backbone, spec = self.backbone, self.backbone.spec
-        values = ops.masked_logprob(
-            backbone.head_transform(rows), backbone.vocabulary_weight, backbone.vocabulary_bias,
-            self._to_device(windows.targets[picked].astype(np.int64)), excluded_ids=spec.excluded_ids,
-            vocab_size=spec.vocab_size, logit_scale=spec.logit_scale, soft_cap=spec.soft_cap,
-            implementation=self.implementation,
-        )  # fmt: skip
-        return values.cpu().numpy()
+        return self.backbone.head_transform(rows)
+
+    def _vocabulary(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return rows, self.backbone.vocabulary_weight, self.backbone.vocabulary_bias
+
+    def _vocabulary_options(self) -> dict[str, Any]:
+        spec = self.backbone.spec
+        return {"excluded_ids": spec.excluded_ids, "vocab_size": spec.vocab_size, "logit_scale": spec.logit_scale,
+                "soft_cap": spec.soft_cap, "implementation": self.implementation}  # fmt: skip
 
     def _forward(self, hidden: Tensor, positions: Tensor, layout: ops.AttentionLayout, store: Tensor | None,
                  wanted: tuple[Tensor, ops.AttentionLayout] | None) -> Tensor:  # fmt: skip

@@ -12,6 +12,7 @@ from diffscore_fast.ops.masked_logprob import (
 )
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayout, prefix_attention
 from diffscore_fast.ops.registry import AUTO
+from diffscore_fast.ops.sample_token import SAMPLE_TOKEN, sample_token
 
 OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LINEAR, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
 
@@ -24,6 +25,7 @@ __all__ = [
     "MASKED_LOGPROB_STATISTICS",
     "OPERATIONS",
     "PREFIX_ATTENTION",
+    "SAMPLE_TOKEN",
     "AttentionLayout",
     "EvidenceBounds",
     "LogMeanExp",
@@ -35,4 +37,5 @@ __all__ = [
     "masked_logprob",
     "masked_logprob_statistics",
     "prefix_attention",
+    "sample_token",
 ]

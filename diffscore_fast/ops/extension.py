@@ -7,11 +7,19 @@ from torch import Tensor
 
 from diffscore_fast.ops.logit_gradients import logit_gradients
 
+NAMES = ("masked_logprob", "masked_logprob_statistics", "prefix_attention", "linear", "log_mean_exp", "evidence_bounds")
+
 try:
     from diffscore_fast import _C
 except ImportError as error:
     _C = None
     _reason = f"the C++ extension diffscore_fast._C cannot be loaded ({error}); reinstall where a C++ compiler is found"
+else:
+    # An extension built from older sources loads as well.
+    absent = [name for name in NAMES if not hasattr(torch.ops.diffscore_fast, name)]
+    if absent:
+        _C = None
+        _reason = f"the C++ extension was built before {', '.join(absent)}; reinstall to build it anew"
 
 
 def cpu_unavailable(device: torch.device) -> str | None:

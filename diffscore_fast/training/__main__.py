@@ -106,6 +106,21 @@ def export(run: Path, corpus: Path, out: Path, sequences: int, threads: int) -> 
     click.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
 
 
+@main.command()
+@click.option("--model", default="mini", show_default=True, help="The block model, by name or folder.")
+@click.option("--block-size", default=8, show_default=True)
+@click.option("--samples", default=400, show_default=True, help="Texts to sample.")
+@click.option("--tokens", default=47, show_default=True, help="Tokens of each.")
+@click.option("--steps", default=80, show_default=True, help="Training steps.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
+def surrogate(model: str, block_size: int, samples: int, tokens: int, steps: int, seed: int, out: Path) -> None:
+    """Fine-tune an autoregressive surrogate on samples from the block model, for the tangent upper bound."""
+    from diffscore_fast.training.surrogate import train_surrogate
+
+    train_surrogate(model, block_size, out, samples=samples, tokens=tokens, steps=steps, seed=seed)
+
+
 @contextmanager
 def _plain_text(path: Path) -> Iterator[Path]:
     """The path itself, or that of a decompressed temporary copy."""

@@ -1,0 +1,69 @@
+"""Draw a token from the softmax over the vocabulary; the logits of a call are never all stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+
+ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
+
+
+def sample_token(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: Tensor,
+    *,
+    excluded_ids: tuple[int, ...] = (),
+    vocab_size: int | None = None,
+    logit_scale: float = 1.0,
+    soft_cap: float | None = None,
+    implementation: str = AUTO,
+) -> Tensor:
+    """The token at which the cumulative probability passes a given number: inverse transform sampling.
+
+    token[n] = min {v : sum_{u <= v} softmax(z[n])[u] > numbers[n]}, z as in `masked_logprob`.
+
+    Parameters
+    ----------
+    hidden : Tensor [N, D]
+    weight : Tensor [V, D], bias : Tensor [V] or None
+    numbers : Tensor [N], float64
+        In [0, 1); uniform ones give samples.
+    excluded_ids, vocab_size, logit_scale, soft_cap, implementation
+        As for `masked_logprob`.
+
+    Returns
+    -------
+    Tensor [N], int64
+    """
+    size = weight.shape[0] if vocab_size is None else vocab_size
+    chosen = SAMPLE_TOKEN.resolve(hidden.device, implementation)
+    return chosen.function(hidden, weight, bias, numbers, excluded_ids, size, logit_scale, soft_cap)
+
+
+def _reference(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, numbers: Tensor, excluded_ids: tuple[int, ...],
+    vocab_size: int, logit_scale: float, soft_cap: float | None,
+) -> Tensor:  # fmt: skip
+    weight = weight[:vocab_size].float()
+    pieces = []
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        logits = torch.nn.functional.linear(hidden[start : start + ROWS_AT_ONCE].float(), weight)
+        if bias is not None:
+            logits = logits + bias[:vocab_size].float()
+        logits = logits * logit_scale
+        if soft_cap is not None:
+            logits = soft_cap * torch.tanh(logits / soft_cap)
+        if excluded_ids:
+            logits[:, list(excluded_ids)] = -torch.inf
+        cumulative = logits.double().softmax(dim=1).cumsum(dim=1)
+        # Rounding may leave the last sum a hair below 1; scaled, the number always falls on a token that has weight.
+        reached = numbers[start : start + ROWS_AT_ONCE, None] * cumulative[:, -1:]
+        pieces.append(torch.searchsorted(cumulative, reached, right=True).squeeze(1))
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64, device=hidden.device)
+
+
+SAMPLE_TOKEN = Operation("sample_token", [Implementation("reference", _reference, anywhere)])
