@@ -36,7 +36,8 @@ def extension_arguments() -> dict:
                 self.extensions = []
 
     sources = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
-    extension = CppExtension("diffscore_fast._C", sources, extra_compile_args=COMPILE_FLAGS)
+    headers = sorted(str(path) for pattern in ("*.h", "*.inc") for path in Path("csrc").glob(pattern))
+    extension = CppExtension("diffscore_fast._C", sources, depends=headers, extra_compile_args=COMPILE_FLAGS)
     return {"ext_modules": [extension], "cmdclass": {"build_ext": OptionalBuild}}
 
 

@@ -1,4 +1,5 @@
-"""`python -m bench.gpu`: on a machine with a GPU, checks every Triton kernel against float64 and times it.
+"""`python -m bench.gpu`: on a machine with a GPU, checks the Triton kernels of masked_logprob and prefix_attention
+against float64 and times them; exit code 1 where one fails.
 
 Nobody has run this script yet: the project was built on machines without a GPU. It compares with torch and, where
 they are installed, Liger-Kernel, cut-cross-entropy and flash-attn, and appends to bench/results/gpu.csv.
@@ -142,8 +143,13 @@ def varlen_rival(query: Tensor, key: Tensor, value: Tensor, shared_key: Tensor, 
     }
 
 
+FAILED: list[str] = []
+
+
 def verdict(kernel: str, dtype: torch.dtype, error: float, budget: float, same: bool) -> None:
     state = "ok" if error <= budget and same else "FAILED"
+    if state == "FAILED":
+        FAILED.append(f"{kernel} {dtype}")
     print(f"{kernel} {dtype}: {state}; error {error:.1e}, budget {budget:.1e}; bitwise alone and in a batch: {same}")
 
 
@@ -164,7 +170,9 @@ def main() -> int:
 
         check_masked_logprob(write)
         check_prefix_attention(write)
-    return 0
+    if FAILED:
+        print(f"failed: {', '.join(FAILED)}", file=sys.stderr)
+    return 1 if FAILED else 0
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def gradients(
     """Gradients of hidden, weight and bias: logit gradients a slice of the vocabulary at a time, then two products."""
     source = hidden
     hidden, weight, rows, excluded = prepare(hidden, weight, targets, rows, excluded_ids)
+    bias = None if bias is None else bias.contiguous()
     count, config = len(targets), config_for(hidden.dtype)
     states = hidden[rows]
     grad_states = torch.zeros(states.shape, dtype=torch.float32, device=hidden.device)

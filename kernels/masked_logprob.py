@@ -304,6 +304,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
     hidden, weight, rows, excluded = prepare(hidden, weight, targets, rows, excluded_ids)
+    bias = None if bias is None else bias.contiguous()
     count, config = len(targets), config_for(hidden.dtype)
     share = -(-vocab_size // MOST_SPLITS)
     split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)

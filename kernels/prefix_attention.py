@@ -238,7 +238,8 @@ def window_kernel(
         WIDTH,
         BLOCK_K,
     )
-    result = tl.where(mass[:, None] > 0.0, result / mass[:, None], 0.0)
+    # Mass 0 is a query that saw nothing; a NaN stays one.
+    result = tl.where(mass[:, None] == 0.0, 0.0, result / mass[:, None])
     tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 

@@ -68,8 +68,9 @@ class Runner:
 
     @property
     def implementations(self) -> str:
-        """The implementation each operation resolves to: one name where all agree, else `operation=name` pairs."""
-        names = {item.name: item.resolve(self.backbone.device, self.implementation).name for item in ops.OPERATIONS}
+        """What each operation of a score resolves to: one name where all agree, else `operation=name` pairs."""
+        used = (ops.MASKED_LOGPROB, ops.PREFIX_ATTENTION)
+        names = {item.name: item.resolve(self.backbone.device, self.implementation).name for item in used}
         if len(set(names.values())) == 1:
             return next(iter(names.values()))
         return ",".join(f"{operation}={name}" for operation, name in names.items())

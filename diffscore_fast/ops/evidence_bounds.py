@@ -34,7 +34,7 @@ class EvidenceBounds:
 
 
 def evidence_bounds(log_p: Tensor, folds: int, segments: Tensor, *, implementation: str = AUTO) -> EvidenceBounds:
-    """Bounds on log p(x) from draws of log p(x | z), in the log domain throughout.
+    """Bounds on log p(x) from draws of log p(x | z), in the log domain throughout. Not differentiable.
 
     log w <= log psi + (w - psi) / psi for any psi > 0; with psi independent of an unbiased p_hat, the right side at
     w = p_hat has expectation at least log p(x).
@@ -50,6 +50,7 @@ def evidence_bounds(log_p: Tensor, folds: int, segments: Tensor, *, implementati
     implementation : str
         "auto", or a name; a named one runs or raises.
     """
+    log_p = log_p.detach()
     check_segments("evidence_bounds", log_p, segments)
     counts = segments.diff()
     wrong = (counts <= 0) | (counts % folds != 0) if folds >= 2 else torch.ones_like(counts, dtype=torch.bool)

@@ -56,7 +56,8 @@ def linear(
     if activation not in ("none", "gelu", "swiglu"):
         raise ValueError(f"linear: activation must be none, gelu or swiglu; got {activation!r}")
     if implementation == AUTO:
-        tracked = torch.is_grad_enabled() and any(item.requires_grad for item in (x, weight))
+        inputs = (x, weight, bias, *(residual_norm or ())[:3])
+        tracked = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
         worthwhile = len(x) >= FUSED_ROWS and (activation != "none" or residual_norm is not None)
         separate = tracked or x.dtype != torch.float32 or not worthwhile
         implementation = "reference" if separate else AUTO

@@ -37,7 +37,7 @@ class LogMeanExp:
 
 
 def log_mean_exp(values: Tensor, segments: Tensor, *, implementation: str = AUTO) -> LogMeanExp:
-    """Log-mean-exp of each segment in one pass, without leaving the log domain.
+    """Log-mean-exp of each segment in one pass, without leaving the log domain. Not differentiable.
 
     Parameters
     ----------
@@ -48,6 +48,7 @@ def log_mean_exp(values: Tensor, segments: Tensor, *, implementation: str = AUTO
     implementation : str
         "auto", or a name; a named one runs or raises.
     """
+    values = values.detach()
     check_segments("log_mean_exp", values, segments)
     chosen = LOG_MEAN_EXP.resolve(values.device, implementation)
     return LogMeanExp(*chosen.function(values.double().contiguous(), segments.contiguous()))

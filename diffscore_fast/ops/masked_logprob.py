@@ -89,7 +89,7 @@ def masked_logprob(
     IndexError
         If a target is outside the real vocabulary.
     """
-    size = _real_size(weight, targets, vocab_size)
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
     chosen = MASKED_LOGPROB.resolve(hidden.device, _wanted(hidden, implementation))
     return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
 
@@ -103,7 +103,7 @@ def masked_logprob_statistics(
 
     Not differentiable.
     """
-    size = _real_size(weight, targets, vocab_size)
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
     chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, _wanted(hidden, implementation))
     with torch.no_grad():
         return LogitStatistics(*chosen.function(
@@ -111,13 +111,35 @@ def masked_logprob_statistics(
         ))  # fmt: skip
 
 
-def _real_size(weight: Tensor, targets: Tensor, vocab_size: int | None) -> int:
+def _checked(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
+    excluded_ids: tuple[int, ...], vocab_size: int | None,
+) -> tuple[int, tuple[int, ...]]:  # fmt: skip
+    """Number of real vocabulary rows, and the excluded ids among them; refuses what a kernel would read beyond."""
     size = weight.shape[0] if vocab_size is None else vocab_size
-    outside = (targets < 0) | (targets >= size)
-    if bool(outside.any()):
-        row = int(outside.nonzero()[0, 0])
-        raise IndexError(f"masked_logprob: targets[{row}] is {int(targets[row])}, outside the vocabulary of {size}")
-    return size
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"masked_logprob: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
+                         f"{list(weight.shape)}")  # fmt: skip
+    if not 0 < size <= weight.shape[0]:
+        raise ValueError(f"masked_logprob: vocab_size {size} is not in 1 .. {weight.shape[0]}, the rows of the weight")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"masked_logprob: bias must be [{weight.shape[0]}]; got {list(bias.shape)}")
+    if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
+        raise TypeError("masked_logprob: targets and rows must be int64")
+    count = len(hidden) if rows is None else len(rows)
+    if targets.shape != (count,):
+        raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
+    for name, values, limit in (("targets", targets, size), ("rows", rows, len(hidden))):
+        if values is None:
+            continue
+        outside = (values < 0) | (values >= limit)
+        if bool(outside.any()):
+            row, what = int(outside.nonzero()[0, 0]), "vocabulary" if name == "targets" else "hidden states"
+            raise IndexError(f"masked_logprob: {name}[{row}] is {int(values[row])}, outside the {what} of {limit}")
+    if any(token < 0 for token in excluded_ids):
+        raise ValueError(f"masked_logprob: excluded ids {excluded_ids} must not be negative")
+    # A family's mask token may lie among the padded rows; it is outside the normaliser already.
+    return size, tuple(token for token in excluded_ids if token < size)
 
 
 def _wanted(hidden: Tensor, implementation: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
 from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
@@ -73,12 +74,43 @@ def prefix_attention(
 
     The reference alone is differentiable and takes float64; "auto" resolves to it in these cases.
     """
-    if implementation == AUTO:
-        inputs = (query, key, value, prefix_key, prefix_value)
-        tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
-        implementation = "reference" if tracked or query.dtype == torch.float64 else AUTO
+    inputs = (query, key, value, prefix_key, prefix_value)
+    tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
+    if implementation == AUTO and (tracked or query.dtype == torch.float64):
+        implementation = "reference"
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
-    return chosen.function(query, key, value, prefix_key, prefix_value, layout)
+    if tracked and chosen.name != "reference":
+        raise ImplementationError(f"prefix_attention: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
+    _check(*inputs, layout)
+    return chosen.function(*inputs, layout)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> None:
+    """Shapes, and a layout that stays inside its tensors: a kernel would read beyond them."""
+    for name, pair in (("key", (key, value)), ("prefix_key", (prefix_key, prefix_value))):
+        if pair[0].shape != pair[1].shape or pair[0].dim() != 3 or pair[0].shape[2] != query.shape[2]:
+            raise ValueError(f"prefix_attention: {name} and its values must be [rows, heads, {query.shape[2]}]; got "
+                             f"{list(pair[0].shape)} and {list(pair[1].shape)}")  # fmt: skip
+    if query.shape[1] % key.shape[1] or prefix_key.shape[1] != key.shape[1]:
+        raise ValueError(f"prefix_attention: {query.shape[1]} query heads cannot share {key.shape[1]} key heads, or "
+                         f"the prefix has other heads ({prefix_key.shape[1]})")  # fmt: skip
+    windows = len(layout.prefix_starts)
+    for name, offsets, rows in (("key", layout.key_offsets, key), ("query", layout.query_offsets, query)):
+        if len(offsets) != windows + 1 or offsets[0] or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+            raise ValueError(f"prefix_attention: {name}_offsets must rise from 0 to {len(rows)} in {windows} steps")
+    starts, lengths = layout.prefix_starts, layout.prefix_lengths
+    seen = lengths > 0  # where a window sees no prefix, its start means nothing
+    if len(lengths) != windows or (lengths < 0).any() or (starts[seen] < 0).any():
+        raise ValueError("prefix_attention: prefix starts and lengths must be non-negative, one a window")
+    if (starts + lengths)[seen].max(initial=0) > len(prefix_key):
+        raise ValueError(f"prefix_attention: a window sees rows beyond the {len(prefix_key)} of the prefix keys")
+    if layout.query_places is None:
+        if layout.block and not np.array_equal(layout.key_offsets, layout.query_offsets):
+            raise ValueError("prefix_attention: block-causal attention of a part of the queries needs their places")
+    elif len(layout.query_places) != len(query):
+        raise ValueError(f"prefix_attention: {len(layout.query_places)} query places for {len(query)} queries")
 
 
 def _reference(
@@ -155,11 +187,16 @@ def _cpu(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> Tensor:
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
-    key_offsets, query_offsets, starts, lengths = (torch.from_numpy(array) for array in arrays)
-    places = None if layout.query_places is None else torch.from_numpy(layout.query_places)
+    key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
+    places = None if layout.query_places is None else _host(layout.query_places)
     return torch.ops.diffscore_fast.prefix_attention(
         query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block
     )
+
+
+def _host(array: np.ndarray) -> Tensor:
+    """Contiguous int64: the kernel walks the memory itself."""
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 
 def _triton(

@@ -318,3 +318,33 @@ def test_registration_passes_opcheck():
             torch.ops.diffscore_fast.masked_logprob_statistics.default,
             tuple(item.detach() if isinstance(item, Tensor) else item for item in arguments),
         )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(vocab_size=60), ValueError, "vocab_size 60 is not in 1 .. 40"),
+        (dict(bias=torch.zeros(10)), ValueError, r"bias must be \[40\]"),
+        (dict(targets=torch.zeros(3, dtype=torch.int64)), ValueError, r"\[3\] targets for 5 rows"),
+        (dict(rows=torch.tensor([0, 1, 2, 3, 9])), IndexError, r"rows\[4\] is 9"),
+        (dict(rows=torch.arange(5, dtype=torch.int32)), TypeError, "must be int64"),
+        (dict(weight=torch.zeros(40, 9)), ValueError, r"weight \[V, D\]"),
+        (dict(excluded_ids=(-1,)), ValueError, "must not be negative"),
+    ],
+)
+def test_what_a_kernel_would_read_beyond_is_refused(implementation, change, error, message):
+    hidden, weight, bias, targets = problem(5, 8, 40)
+    arguments = {"hidden": hidden, "weight": weight, "bias": bias, "targets": targets, **change}
+    with pytest.raises(error, match=message):
+        masked_logprob(**arguments, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_an_excluded_id_among_the_padding_changes_nothing(implementation):
+    hidden, weight, bias, targets = problem(5, 8, 40)
+    targets = targets % 30
+    plain = masked_logprob(hidden, weight, bias, targets, vocab_size=30, implementation=implementation)
+    padded = masked_logprob(hidden, weight, bias, targets, vocab_size=30, excluded_ids=(30, 39, 50),
+                            implementation=implementation)  # fmt: skip
+    assert torch.equal(plain, padded)

@@ -120,3 +120,27 @@ def test_evidence_bounds_match_the_reference():
     got = evidence_bounds(values, 3, segments, implementation="triton")
     for name in ("lower", "upper_plain", "upper"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name))
+
+
+def test_layout_in_memory_does_not_matter():
+    hidden, weight, bias, targets = problem(7, 33, 130)
+    strided = torch.stack([bias, torch.full_like(bias, 7.0)], dim=1)[:, 0]
+    loose_hidden, loose_weight = (item.repeat_interleave(2, dim=1)[:, ::2] for item in (hidden, weight))
+    got = masked_logprob(loose_hidden, loose_weight, strided, targets, implementation="triton")
+    torch.testing.assert_close(got, masked_logprob(hidden, weight, bias, targets, implementation="triton"))
+
+
+def test_a_query_that_is_not_a_number_gives_none():
+    layout = make_layout([3, 2], [(0, 2), (0, 0)])
+    query, *others = tensors(layout, 1, 1, 32, 2)
+    query[1] = math.nan
+    got = prefix_attention(query, *others, layout, implementation="triton")
+    assert got[1].isnan().all() and got[[0, 2, 3, 4]].isfinite().all()
+
+
+def test_a_row_is_bitwise_the_same_alone_and_in_a_batch():
+    hidden, weight, bias, targets = problem(70, 32, 300)
+    together = masked_logprob(hidden, weight, bias, targets, implementation="triton")
+    for row in (0, 33, 69):
+        alone = masked_logprob(hidden[row : row + 1], weight, bias, targets[row : row + 1], implementation="triton")
+        assert torch.equal(alone[0], together[row])
