@@ -111,8 +111,8 @@ def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: tor
               *options, 2 * size * width * rows, 2.0 * rows * width * config.BLOCK_V),
         _case(f"masked_logprob merge, {label}", module.merge_kernel, types, {"STATISTICS": True, "BLOCK_N": 128}, 4, 3,
               2 * partial, 0.0),
-        _case(f"masked_logprob logit gradient, {label}", module.logit_gradient_kernel, types, {**tiles, **flags},
-              *options, operands + size * rows * vocabulary, product),
+        _case(f"masked_logprob logit gradient, {label}", kernels("logit_gradients").logit_gradient_kernel, types,
+              {**tiles, **flags}, *options, operands + size * rows * vocabulary, product),
     ]  # fmt: skip
 
 

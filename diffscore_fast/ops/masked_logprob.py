@@ -224,7 +224,7 @@ def _triton_inputs(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any
 
 
 def _triton(*arguments: Any) -> Tensor:
-    return kernels("masked_logprob").MaskedLogprob.apply(*_triton_inputs(*arguments))
+    return kernels("logit_gradients").MaskedLogprob.apply(*_triton_inputs(*arguments))
 
 
 def _triton_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -57,7 +57,7 @@ def test_options_and_statistics_match_the_reference():
 
 
 def test_gradients_match_the_reference(monkeypatch):
-    monkeypatch.setattr(kernels("masked_logprob"), "GRADIENTS_AT_ONCE", 11 * 1024)  # several slices of the vocabulary
+    monkeypatch.setattr(kernels("logit_gradients"), "GRADIENTS_AT_ONCE", 11 * 1024)  # several slices of the vocabulary
     hidden, weight, bias, targets = problem(11, 40, 2300)
     targets = 4 + targets % 2000
     rows, upstream = torch.arange(11).flip(0), torch.randn(11)
