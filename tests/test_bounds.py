@@ -71,7 +71,7 @@ def test_parallel_generation(bounds, steps):
                                      dict(cross_fitted=False), dict(design="antithetic"),
                                      dict(design="antithetic", cross_fitted=False)])  # fmt: skip
 def test_every_surrogate_and_design_gives_a_bracket(bounds, exact, options):
-    table = bounds.estimate(TEXTS, orders=16, surrogate_orders=16, **options)
+    table = bounds.estimate(TEXTS, orders=128, surrogate_orders=128, **options)
     low, high = table.interval(4.0)
     assert (low <= exact.exact).all() and (exact.exact <= high).all()
 

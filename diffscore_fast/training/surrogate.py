@@ -18,9 +18,8 @@ from diffscore_fast.training.optimiser import Schedule
 from diffscore_fast.training.trainer import Settings, Trainer
 
 
-def train_surrogate(
-    model: str, block_size: int, out: Path, *, samples: int, tokens: int, steps: int, seed: int
-) -> None:
+def train_surrogate(model: str, block_size: int, out: Path, *, samples: int, tokens: int, steps: int, seed: int,
+                    rate: float = 5e-5) -> None:  # fmt: skip
     """Sample texts from the block model, learn them left to right, and write a model folder.
 
     Parameters
@@ -35,6 +34,8 @@ def train_surrogate(
     steps : int
         Training steps.
     seed : int
+    rate : float
+        Learning rate of the body; the head's is twice it.
     """
     folder = EMBEDDED_MODELS.get(model, Path(model))
     backbone = load_model(folder, dtype=torch.float32).backbone
@@ -45,7 +46,7 @@ def train_surrogate(
     settings = Settings(
         seed=seed,
         mixture=Mixture(patterns={"block": 1.0}, block_sizes={1: 1.0}, run_lengths=(tokens, tokens)),
-        schedule=Schedule(head=1e-4, body=5e-5, embeddings=5e-5, head_steps=0, warmup_steps=max(1, steps // 5)),
+        schedule=Schedule(head=2 * rate, body=rate, embeddings=rate, head_steps=0, warmup_steps=max(1, steps // 5)),
     )
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(backbone, folder, corpus, corpus, Path(scratch), settings)
