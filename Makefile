@@ -34,4 +34,4 @@ lint: .venv/tested
 include mini.mk
 
 clean:
-	rm -rf .venv build *.egg-info scored.jsonl
+	rm -rf .venv build *.egg-info scored.jsonl*
