@@ -19,7 +19,7 @@ import click
 import numpy as np
 import torch
 
-from bench.mini_quality import held_out_corpus
+from bench.mini_quality import as_corpus, held_out_articles
 from diffscore_fast.backbones.load import LoadedModel, load_model
 from diffscore_fast.bounds import TVO_PARTITION
 from diffscore_fast.engine.ragged import concatenate
@@ -157,7 +157,7 @@ class CollectTables(Lattice):
 
 def held_out_paragraphs(corpus: Path, loaded: LoadedModel, tokens: int, count: int) -> list[np.ndarray]:
     """The beginnings of paragraphs that training never saw, one an article in turn."""
-    held_out = held_out_corpus(corpus, loaded)
+    held_out = as_corpus(held_out_articles(corpus), loaded)
     found = []
     for paragraph in range(len(held_out.paragraphs) - 1):
         first, last = held_out.paragraph_tokens(paragraph, paragraph + 1)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,8 @@ def test_docstring_examples_run():
     for module in (scorer, bounds):
         outcome = doctest.testmod(module)
         assert outcome.attempted >= 3 and outcome.failed == 0
+
+
+@pytest.mark.parametrize("name", ["mini_quality", "bounds", "kernels", "aot", "gpu"])
+def test_benchmarks_can_be_imported(name):
+    import_module(f"bench.{name}")
