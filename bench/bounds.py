@@ -132,7 +132,8 @@ class Bench:
         count = len(table.keys)
         sums = np.bincount(table.blocks.sequence, weights=per_block, minlength=count)
         tokens = np.bincount(table.blocks.sequence, weights=table.blocks.lengths, minlength=count)
-        sample = np.random.default_rng(0).integers(count, size=(1000, count))
+        sums, tokens = sums[tokens > 0], tokens[tokens > 0]
+        sample = np.random.default_rng(0).integers(len(tokens), size=(1000, len(tokens)))
         spread = np.exp(-sums[sample].sum(1) / tokens[sample].sum(1))
         low, high = np.quantile(spread, [0.025, 0.975])
         return float(np.exp(-sums.sum() / tokens.sum())), float(low), float(high)
