@@ -314,7 +314,7 @@ def draw_interval(table: StateTables, path: Path) -> None:
     from matplotlib import pyplot
 
     tokens, exact = table.blocks.lengths.sum(), table.exact(Generation()).sum()
-    counts, low, high = [4, 8, 16, 32, 64, 128, 256], [], []
+    counts, low, high = [16, 32, 64, 128, 256, 512], [], []
     for count in counts:
         log_p = table.sample(Generation(), count, 0)
         lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, count)
