@@ -147,10 +147,11 @@ def _wanted(hidden: Tensor, implementation: str) -> str:
     return "reference" if implementation == AUTO and hidden.dtype == torch.float64 else implementation
 
 
-def _reference_logits(
+def reference_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, excluded_ids: tuple[int, ...], logit_scale: float,
     soft_cap: float | None,
 ) -> Tensor:  # fmt: skip
+    """Logits [n, V] of states [n, D], in their type: scale, then soft-cap, then -inf for what is excluded."""
     logits = torch.nn.functional.linear(hidden, weight)
     if bias is not None:
         logits = logits + bias
@@ -178,7 +179,7 @@ def _reference_pieces(
         hidden = hidden[rows]
     for start in range(0, len(targets), ROWS_AT_ONCE):
         states = hidden[start : start + ROWS_AT_ONCE].to(precision)
-        logits = _reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
+        logits = reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
         yield logits, logits.gather(1, targets[start : start + ROWS_AT_ONCE, None]).squeeze(1)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, reference_logits
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-
-ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
 
 
 def sample_token(
@@ -49,16 +48,12 @@ def _reference(
     vocab_size: int, logit_scale: float, soft_cap: float | None,
 ) -> Tensor:  # fmt: skip
     weight = weight[:vocab_size].float()
+    bias = None if bias is None else bias[:vocab_size].float()
+    excluded_ids = tuple(token for token in excluded_ids if token < vocab_size)
     pieces = []
     for start in range(0, len(numbers), ROWS_AT_ONCE):
-        logits = torch.nn.functional.linear(hidden[start : start + ROWS_AT_ONCE].float(), weight)
-        if bias is not None:
-            logits = logits + bias[:vocab_size].float()
-        logits = logits * logit_scale
-        if soft_cap is not None:
-            logits = soft_cap * torch.tanh(logits / soft_cap)
-        if excluded_ids:
-            logits[:, list(excluded_ids)] = -torch.inf
+        states = hidden[start : start + ROWS_AT_ONCE].float()
+        logits = reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
         cumulative = logits.double().softmax(dim=1).cumsum(dim=1)
         # Rounding may leave the last sum a hair below 1; scaled, the number always falls on a token that has weight.
         reached = numbers[start : start + ROWS_AT_ONCE, None] * cumulative[:, -1:]
