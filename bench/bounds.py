@@ -272,7 +272,8 @@ def costs(bench: Bench, texts: list[np.ndarray]) -> None:
         apart_blocks = cut_blocks(apart.target_lengths, block_size, True)
         unshared = SampledOrders(apart_blocks, np.repeat(keys, repeats), Generation(), draws, "independent")
         _, unshared_seconds = timed(bench.runner.evaluate, unshared, apart, attention)
-        full, passes = full_forward_seconds(bench, texts[0], block_size)
+        full, passes = full_forward_seconds(bench, texts[0], block_size, every_row=False)
+        projected, _ = full_forward_seconds(bench, texts[0], block_size, every_row=True)
         steps = draws * block_size
         whole = blocks.lengths == block_size
         for name, value, unit in (
@@ -282,21 +283,35 @@ def costs(bench: Bench, texts: list[np.ndarray]) -> None:
             ("exact", exact_seconds, "s"),
             (f"estimate, states not shared ({repeats} x windows)", unshared_seconds, "s"),
             (f"full passes ({steps} a text, from {passes} timed)", full * steps / passes * len(texts), "s"),
+            ("full passes, logits of every noisy row", projected * steps / passes * len(texts), "s"),
         ):
             bench.add("cost", block_size, None, name, value, unit=unit)
 
 
-def full_forward_seconds(bench: Bench, text: np.ndarray, block_size: int) -> tuple[float, int]:
-    """Seconds of a batch of passes over clean and noisy text side by side, all blocks at one step each."""
-    from diffscore_fast.training.objective import masked_losses
-    from diffscore_fast.training.patterns import lay_block, pack_layouts
+def full_forward_seconds(bench: Bench, text: np.ndarray, block_size: int, *, every_row: bool) -> tuple[float, int]:
+    """Seconds of a batch of passes over clean and noisy text side by side, all blocks at one step each.
 
-    generator, passes = np.random.default_rng(0), 8
+    `every_row`: the vocabulary projection and log-softmax of all noisy rows, as public block-diffusion code evaluates a
+    text; else of the masked rows alone, the least that a full pass needs.
+    """
+    from diffscore_fast.training.objective import masked_losses
+    from diffscore_fast.training.patterns import hidden_at, lay_block, pack_layouts
+
+    generator, passes, backbone = np.random.default_rng(0), 8, bench.loaded.backbone
     masks = generator.random((passes, len(text))) < 0.5
-    layouts = [lay_block(text.astype(np.int64), mask, block_size, bench.loaded.backbone.spec) for mask in masks]
+    layouts = [lay_block(text.astype(np.int64), mask, block_size, backbone.spec) for mask in masks]
     pack = pack_layouts(layouts)
-    masked_losses(bench.loaded.backbone, pack)
-    return timed(masked_losses, bench.loaded.backbone, pack)[1], passes
+
+    def project_every_row() -> torch.Tensor:
+        noisy = [torch.arange(start + spans[-1].start, start + spans[-1].stop)
+                 for start, spans in zip(np.cumsum([0, *pack.lengths[:-1]]), pack.spans, strict=True)]  # fmt: skip
+        hidden = backbone.head_transform(hidden_at(backbone, pack, torch.cat(noisy)))
+        logits = torch.nn.functional.linear(hidden, backbone.vocabulary_weight, backbone.vocabulary_bias)
+        return torch.log_softmax(logits.float(), dim=1)
+
+    run = project_every_row if every_row else partial(masked_losses, backbone, pack)
+    run()
+    return timed(run)[1], passes
 
 
 def timed(run: Callable, *arguments: object) -> tuple:

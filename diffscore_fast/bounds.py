@@ -26,8 +26,6 @@ EXACT_LIMIT = 12  # block size; 4,095 states a block
 # States are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 17
 TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
-# A block's estimate hangs on one draw when the effective sample size falls below this.
-LEAST_EFFECTIVE_DRAWS = 2.0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ INVALID_TEXT = "invalid_text"
 INVALID_RECORD = "invalid_record"
 
 SCORED = frozenset({OK, TRUNCATED_SOURCE})
+# A block's estimate hangs on one draw when the effective sample size falls below this.
+LEAST_EFFECTIVE_DRAWS = 2.0
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,11 @@ class BoundsTable:
 
     def __len__(self) -> int:
         return len(self.status)
+
+    @property
+    def unreliable(self) -> np.ndarray:
+        """Texts with a block where one draw holds most of the weight: error and interval cannot be trusted. bool [n]"""
+        return self.effective_draws < LEAST_EFFECTIVE_DRAWS  # False for NaN: no draws were weighed
 
     def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
         """[lower - z se, upper + z se] per text, in nats."""

@@ -128,6 +128,14 @@ def test_bad_texts_get_a_status_and_no_bounds(bounds, exact, text, status, messa
     np.testing.assert_allclose(table.exact[[0, 2]], exact.exact[1:], atol=1e-4)
 
 
+def test_an_interval_that_hangs_on_one_draw_is_named(bounds, exact):
+    """With one order a side there is nothing that could contradict the heavier one; exact values need no draws."""
+    few = bounds.estimate([*TEXTS, ""], orders=1, surrogate="autoregressive")
+    assert few.effective_draws[0] == 1 and few.unreliable.tolist() == [True, True, True, False]
+    assert not bounds.estimate(TEXTS, orders=32, surrogate_orders=32).unreliable.any()
+    assert not exact.unreliable.any()
+
+
 def test_no_texts_is_an_empty_table(bounds):
     for table in (bounds.exact([]), bounds.estimate([])):
         assert len(table) == 0 and np.isnan(table.perplexity_interval()).all()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diffscore_fast.bounds import LEAST_EFFECTIVE_DRAWS, BoundsConfig, LikelihoodBounds, check_lattice, make_generation
+from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
@@ -79,12 +79,12 @@ class _Totals:
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in TOTALS}
-        self._weak = 0
+        self._unreliable = 0
 
     def add(self, table: BoundsTable, row: int) -> None:
         for name, column in self._columns.items():
             column.append(getattr(table, name)[row])
-        self._weak += bool(table.effective_draws[row] < LEAST_EFFECTIVE_DRAWS)
+        self._unreliable += bool(table.unreliable[row])
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
         tokens, lower, upper, error_lower, error_upper, autoregressive, distinct, visited = (
@@ -116,7 +116,7 @@ class _Totals:
         if config.autoregressive:
             lines.append(("autoregressive perplexity", perplexity(autoregressive.sum())))
         lines.append(("states evaluated", f"{int(distinct.sum()):,} of {int(visited.sum()):,}"))
-        if self._weak:
-            lines.append(("warning", f"in {self._weak} texts one draw holds most of a block's weight; "
+        if self._unreliable:
+            lines.append(("warning", f"in {self._unreliable} texts one draw holds most of a block's weight; "
                           "more orders, or exact, are needed"))  # fmt: skip
         return lines
