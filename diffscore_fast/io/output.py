@@ -90,7 +90,7 @@ class RowWriter(ABC):
     def abandon(self) -> Path | None:
         """Close what has been written so far, and say where it is; None where there is nothing to look at."""
         if self._started:
-            with suppress(OSError):  # a full disk has been reported already
+            with suppress(OSError, ValueError):  # a full disk, a row that cannot be written: reported already
                 self._end()
         if self.is_stream:
             return None
@@ -114,7 +114,8 @@ class RowWriter(ABC):
     def _start(self) -> None:
         self._started = True
         if self._partial is not None:
-            self._raw.truncate(0)  # what a killed run has left
+            self._raw.seek(0)
+            self._raw.truncate()  # what a killed run has left
         if self.path.endswith(".gz"):
             self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)  # type: ignore[assignment]
         elif self.path.endswith(".zst"):

@@ -43,7 +43,7 @@ class ParquetReader:
     Raises
     ------
     InputError
-        If the file cannot be opened, is cut, or has two columns of one name.
+        If the file cannot be opened, is cut or inconsistent, or has two columns of one name.
     """
 
     format: FileFormat = "parquet"
@@ -64,7 +64,10 @@ class ParquetReader:
         if len(set(self.columns)) < len(self.columns):
             repeated = next(name for name in self.columns if self.columns.count(name) > 1)
             raise InputError(f"{path} has the column {repeated!r} twice; rename one")
-        self.size = self._file.metadata.num_rows
+        metadata = self._file.metadata
+        self.size = metadata.num_rows
+        if self.size != sum(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)):
+            raise InputError(f"cannot read {path} as Parquet: its row groups do not add up to {self.size} rows")
         self.position = 0  # in rows
 
     def __iter__(self) -> Iterator[Record]:
@@ -176,6 +179,7 @@ class ParquetWriter(ColumnWriter):
             self._schema = self._schema.append(pyarrow.field(name, ARROW_TYPES[kind]))
         self._rows: list[tuple[Record, dict[str, Any]]] = []
         self._num_bytes = 0
+        self._parquet: parquet.ParquetWriter | None = None
 
     def _begin(self) -> None:
         self._parquet = parquet.ParquetWriter(self._file, self._schema)
@@ -187,9 +191,13 @@ class ParquetWriter(ColumnWriter):
             self._write_group()
 
     def _end(self) -> None:
-        if self._rows:
-            self._write_group()
-        self._parquet.close()
+        if self._parquet is None:
+            return
+        try:
+            if self._rows:
+                self._write_group()
+        finally:
+            self._parquet.close()
 
     def _write_group(self) -> None:
         rows, self._rows, self._num_bytes = self._rows, [], 0
@@ -198,6 +206,7 @@ class ParquetWriter(ColumnWriter):
         for name, kind in self._added.items():
             values = [_arrow_value(fields.get(name)) for _, fields in rows]
             columns.append(pyarrow.chunked_array([pyarrow.array(values, ARROW_TYPES[kind])]))
+        assert self._parquet is not None
         self._parquet.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema), len(rows))
 
     def _kept_texts(self, records: list[Record]) -> list[pyarrow.ChunkedArray]:
@@ -261,7 +270,7 @@ def _json_value(value: Any) -> Any:
         return {name: _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
-    return value
+    return value if value is None or isinstance(value, str | int | float) else str(value)  # a UUID, say
 
 
 def _arrow_value(value: Any) -> Any:
