@@ -2,77 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import format_of, open_reader
-from tests.support.rows import ADDED, run_lengths
+from tests.support.rows import ADDED, NAMES, delimited_bytes, pack, read_rows, run_lengths, write_rows
 
-NAMES = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.csv", "rows.csv.gz", "rows.csv.zst", "rows.tsv",
-         "rows.parquet")  # fmt: skip
 # Characters that split, end, quote, escape or hide somewhere, among ordinary ones.
 HOSTILE = "\"',;\t\n\r\0\\ \u2028\u2029\u0085\x0b\x0c\x1c\ufeff\u200b\x1aé\U0001f600aN/1-={}[]"
 texts = st.text(HOSTILE, max_size=12) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 texts |= st.sampled_from(["NA", "null", "None", "nan", "007", "1234567890123456789", "true", "=1+1", ""])
-
-
-def write_rows(path: Path, rows: list[dict[str, str | None]], names: list[str]) -> None:
-    """With other code than what is tested: json, csv and pyarrow, and the zstd of pyarrow's files."""
-    form = format_of(str(path))
-    if form == "parquet":
-        columns = {name: pyarrow.array([row[name] for row in rows], pyarrow.string()) for name in names}
-        parquet.write_table(pyarrow.table(columns), path)
-        return
-    if form == "jsonl":
-        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    else:
-        content = delimited_bytes([names, *([row[name] for name in names] for row in rows)], form)
-    pack(path, content)
-
-
-def delimited_bytes(rows: list, form: str) -> bytes:
-    out = io.StringIO(newline="")
-    csv.writer(out, delimiter="\t" if form == "tsv" else ",").writerows(rows)
-    return out.getvalue().encode()
-
-
-def pack(path: Path, content: bytes) -> None:
-    if path.suffix == ".gz":
-        content = gzip.compress(content)
-    if path.suffix == ".zst":
-        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
-            file.write(content)
-    else:
-        path.write_bytes(content)
-
-
-def read_rows(path: Path) -> list[dict]:
-    """With other code than what is tested."""
-    form = format_of(str(path))
-    if form == "parquet":
-        return parquet.read_table(path).to_pylist()
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
-    if path.suffix == ".zst":
-        content = pyarrow.input_stream(str(path)).read()
-    if form == "jsonl":
-        return [json.loads(line) for line in content.split(b"\n") if line]
-    csv.field_size_limit(sys.maxsize)
-    text = io.StringIO(content.decode(), newline="")
-    return list(csv.DictReader(text, delimiter="\t" if form == "tsv" else ",", strict=True))
 
 
 def same(value: str | None, form: str) -> str | None:

@@ -14,11 +14,12 @@ from diffscore_fast import LikelihoodBounds
 from diffscore_fast.cli import bound as bound_module
 from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
-from tests.io.test_files import NAMES, read_rows, write_rows
+from tests.support.rows import NAMES, read_rows, write_rows
 
-SUMMARIES = Path(__file__).parents[2] / "examples" / "summaries.jsonl"
-ROWS = [json.loads(line) for line in SUMMARIES.read_text().splitlines()[:4]]
-ROWS = [{"id": f"00{i}", "source": row["source"], "candidate": row["candidate"]} for i, row in enumerate(ROWS)]
+ROWS = [
+    {"id": "007", "source": "The cat sat on the mat.", "candidate": "A cat sat."},
+    {"id": "", "source": 'The cat, which sat on the mat,\nwas "grey".', "candidate": "A grey\u2028cat sat."},
+]
 ROWS += [{"id": "NA", "source": "It rained.", "candidate": text} for text in ("NA", "null", "", '"A", she\nsaid.')]
 
 
@@ -41,7 +42,7 @@ def test_the_same_rows_have_the_same_scores_in_every_format(here):
         assert result.exit_code == 3, result.output  # one candidate is empty
         outputs[name] = read_rows(here / f"out_{name}")
     expected = outputs["rows.jsonl"]
-    assert [row["status"] for row in expected] == ["ok"] * 6 + ["empty_candidate", "ok"]
+    assert [row["status"] for row in expected] == ["ok"] * 4 + ["empty_candidate", "ok"]
     for name, rows in outputs.items():
         for row, reference in zip(rows, expected, strict=True):
             assert [row[key] for key in ("id", "source", "candidate")] == [
