@@ -19,7 +19,7 @@ from diffscore_fast.io.record import FieldType, FileFormat, Record, value_text
 
 DELIMITERS: dict[FileFormat, str] = {"csv": ",", "tsv": "\t"}
 # A row of many lines is one that has line ends inside quotes. Beyond this a quote that was never closed is likelier.
-LONGEST_QUOTED = 64 << 20
+LONGEST_QUOTED = 16 << 20
 
 
 @dataclass(frozen=True)
