@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from diffscore_fast import DiffScorer
+
+# `pytest --hypothesis-profile=thorough` makes the tests with generated files try this many.
+settings.register_profile("thorough", max_examples=2000)
 
 
 @pytest.fixture(scope="session")

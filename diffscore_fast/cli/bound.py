@@ -12,7 +12,7 @@ from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice,
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
-from diffscore_fast.io.jsonl import Record
+from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, BoundsTable
 
 RESAMPLES = 400
@@ -39,12 +39,18 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         options["comparators"], options["force"],
     )  # fmt: skip
     z = options["z"]
-    added = ["lower", "upper", "stderr_lower", "stderr_upper", "interval", "tokens", "status", "message"]
-    added += ["exact"] if config.exact else ["effective_draws"]
-    added += ["autoregressive"] if config.autoregressive else []
-    added += ["comparators"] if config.comparators and not config.exact else []
+    added: dict[str, FieldType] = {
+        "lower": "number", "upper": "number", "stderr_lower": "number", "stderr_upper": "number",
+        "interval": "numbers", "tokens": "count", "status": "text", "message": "text",
+        "exact" if config.exact else "effective_draws": "number",
+    }  # fmt: skip
+    if config.autoregressive:
+        added["autoregressive"] = "number"
+    if config.comparators and not config.exact:
+        added["comparators"] = "named_numbers"
     run = FileRun(input_path, output_path, {"--text-column": options["text_column"]}, added,
-                  prefix=options["output_prefix"], quiet=options["quiet"])  # fmt: skip
+                  prefix=options["output_prefix"], quiet=options["quiet"],
+                  input_format=options["input_format"], output_format=options["output_format"])  # fmt: skip
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:

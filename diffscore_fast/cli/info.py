@@ -13,7 +13,7 @@ from diffscore_fast import ops
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, default_dtype, load_model
 from diffscore_fast.version import __version__
 
-PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors")
+PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow")
 
 
 def print_info() -> None:

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from diffscore_fast.errors import DiffScoreError
+from diffscore_fast.io.files import FORMATS
 from diffscore_fast.version import __version__
 
 # Options of `bound` that only sampled orders have; giving one asks for an estimate.
@@ -29,7 +30,11 @@ def main() -> None:
 @main.command()
 @click.argument("input_path", metavar="INPUT")
 @click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
-              help="File to write (.gz compresses); '-' is standard output.")  # fmt: skip
+              help="File to write (.gz and .zst compress); '-' is standard output.")  # fmt: skip
+@click.option("--format", "input_format", type=click.Choice(FORMATS),
+              help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
+@click.option("--output-format", type=click.Choice(FORMATS),
+              help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--direction", type=click.Choice(["marginal", "conditional", "reverse", "bidirectional", "pmi"]),
               default="conditional", show_default=True,
@@ -61,10 +66,11 @@ def main() -> None:
 @click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
-    """Score every row of INPUT, JSON Lines (gzip too; '-' is standard input), and write it with its score to OUTPUT.
+    """Score every row of INPUT and write it with its score to OUTPUT.
 
-    Rows keep their order and all their fields; score, stderr, tokens and status are added. Exit code 0: every row
-    scored, or skipped by policy; 3: some rows failed; 2: wrong usage or unusable input, nothing written.
+    Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. Rows keep their order
+    and all their fields; score, stderr, tokens and status are added. Exit code 0: every row scored, or skipped by
+    policy; 3: some rows failed; 2: wrong usage or unusable input, nothing written.
     """
     from diffscore_fast.cli.score import run_score
 
@@ -74,7 +80,11 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @main.command()
 @click.argument("input_path", metavar="INPUT")
 @click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
-              help="File to write (.gz compresses); '-' is standard output.")  # fmt: skip
+              help="File to write (.gz and .zst compress); '-' is standard output.")  # fmt: skip
+@click.option("--format", "input_format", type=click.Choice(FORMATS),
+              help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
+@click.option("--output-format", type=click.Choice(FORMATS),
+              help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
 @click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
@@ -101,7 +111,7 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
-    """Bracket the log-likelihood of every text of INPUT (JSON Lines, as for `score`) under a block model.
+    """Bracket the log-likelihood of every text of INPUT (files as for `score`) under a block model.
 
     Adds lower, upper, their standard errors and the widened interval, in nats a text. Exit codes as for `score`.
     """

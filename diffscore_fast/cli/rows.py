@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from diffscore_fast.errors import InputError
-from diffscore_fast.io.jsonl import STANDARD_STREAM, JsonlReader, JsonlWriter, Record, partial_path
+from diffscore_fast.io.files import open_reader, open_writer
+from diffscore_fast.io.input import STANDARD_STREAM
+from diffscore_fast.io.output import partial_path
+from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
 
 RECORDS_LOOKED_AT = 100  # for column names, before the model is loaded
@@ -31,11 +35,13 @@ class FileRun:
     input_path, output_path : str
     columns : dict of str to str
         Option name to the column it names.
-    added : list of str
-        Names of the fields that are written, without prefix.
+    added : mapping of str to FieldType
+        Names of the fields that are written, without prefix, and what they hold.
     prefix : str
         Put before them.
     quiet : bool
+    input_format, output_format : FileFormat or None
+        If None, by the files' names.
 
     Raises
     ------
@@ -43,8 +49,9 @@ class FileRun:
         If a file cannot be used, a column is nowhere, or an added field is taken.
     """
 
-    def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: list[str], *, prefix: str,
-                 quiet: bool) -> None:  # fmt: skip
+    def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
+                 prefix: str, quiet: bool, input_format: FileFormat | None = None,
+                 output_format: FileFormat | None = None) -> None:  # fmt: skip
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -53,12 +60,13 @@ class FileRun:
         self._added = set(self._names.values())
         self._quiet = quiet
         self._started = time.perf_counter()
-        self._reader = JsonlReader(input_path)
+        self._reader = open_reader(input_path, input_format)
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
                 raise InputError(f"output {output_path} would write over the input file; name another")
-        self._records = self._checked_records(columns)
-        self._writer = JsonlWriter(output_path)
+        self._records, present = self._checked_records(columns)
+        types = {prefix + name: kind for name, kind in added.items()}
+        self._writer = open_writer(output_path, output_format, self._reader, present, types)
 
     def abandon(self) -> None:
         """Close without a result; what was written stays if there is anything."""
@@ -83,10 +91,12 @@ class FileRun:
 
         def rows() -> Iterator[Any]:
             for record in self._records:
-                clash = self._added & record.fields.keys() if record.fields is not None else set()
-                if clash:
-                    problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
-                    record = Record(record.line, record.raw, None, problem)
+                if self._reader.columns is None and record.fields is not None:
+                    clash = self._added & record.fields.keys()
+                    if clash:
+                        problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
+                        record = replace(record, fields=None, problem=problem)
+                record = self._writer.accept(record)
                 waiting.append(record)
                 yield self._values(record)
 
@@ -109,7 +119,7 @@ class FileRun:
                     named = {shown: values[name] for name, shown in self._names.items() if name in values}
                     self._writer.write(record, named)
                 self._writer.flush()
-                bar.update(task, completed=self._reader.bytes_read)
+                bar.update(task, completed=self._reader.position)
         self._writer.finish()
 
     @property
@@ -157,13 +167,20 @@ class FileRun:
             return (InvalidRecord(record.problem),) * len(self._columns)
         return tuple(record.fields.get(column) for column in self._columns)
 
-    def _checked_records(self, columns: dict[str, str]) -> Iterator[Record]:
-        """The records, after a look at the first ones for columns that are nowhere and names that are taken."""
+    def _checked_records(self, columns: dict[str, str]) -> tuple[Iterator[Record], list[str]]:
+        """The records and the columns, checked for columns that are nowhere and names that are taken.
+
+        JSON Lines have no header: what the first records hold stands for one.
+        """
         records = iter(self._reader)
-        head = list(islice(records, RECORDS_LOOKED_AT))
-        present = dict.fromkeys(key for record in head if record.fields is not None for key in record.fields)
-        if head and all(record.fields is None for record in head):
-            raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
+        head: list[Record] = []
+        if self._reader.columns is not None:
+            present = self._reader.columns
+        else:
+            head = list(islice(records, RECORDS_LOOKED_AT))
+            present = list(dict.fromkeys(key for record in head if record.fields is not None for key in record.fields))
+            if head and all(record.fields is None for record in head):
+                raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
         if present:
             for option, column in columns.items():
                 if column not in present:
@@ -171,13 +188,13 @@ class FileRun:
                     raise InputError(
                         f"{self._reader.path} has no field {column!r}; it has: {known}. Name one with {option}"
                     )
-            taken = sorted(self._added & present.keys())
+            taken = sorted(self._added & set(present))
             if taken:
                 raise InputError(
                     f"{self._reader.path} already has the field {', '.join(taken)}; add others with --output-prefix, "
                     "such as --output-prefix diffscore_"
                 )
-        return chain(head, records)
+        return chain(head, records), present
 
 
 def number(value: float) -> float | None:

@@ -15,7 +15,7 @@ from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import ReconstructionConfig
-from diffscore_fast.io.jsonl import Record
+from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, ScoreTable
 from diffscore_fast.scorer import DiffScorer, ScoreConfig
 
@@ -38,7 +38,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     if config.needs_source:
         columns = {"--source-column": options["source_column"], **columns}
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
-                  quiet=options["quiet"])  # fmt: skip
+                  quiet=options["quiet"], input_format=options["input_format"],
+                  output_format=options["output_format"])  # fmt: skip
     scores, shown = array("d"), Table(title="first rows")
     shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
     shown.add_column("score", justify="right")
@@ -107,14 +108,16 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         raise InputError(f"{option} {text!r}: not comma-separated numbers") from None
 
 
-def _added_fields(options: dict[str, Any], config: ScoreConfig) -> list[str]:
-    fields = ["score", "stderr", "tokens", "status", "message"]
+def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, FieldType]:
+    fields: dict[str, FieldType] = {
+        "score": "number", "stderr": "number", "tokens": "count", "status": "text", "message": "text",
+    }  # fmt: skip
     if config.overlength == "truncate-source":
-        fields.append("truncated_tokens")
+        fields["truncated_tokens"] = "count"
     if options["profile"]:
-        fields.append("profile")
+        fields["profile"] = "named_numbers"
     if options["tokens"]:
-        fields.append("token_scores")
+        fields["token_scores"] = "spans"
     return fields
 
 
@@ -122,8 +125,9 @@ def _profile(table: ScoreTable, row: int) -> dict[str, float | None]:
     return {f"{ratio:g}": number(value) for ratio, value in zip(table.profile_ratios, table.profile[row], strict=True)}
 
 
-def _tokens(table: ScoreTable, row: int) -> list[list[float | int | None]] | None:
+def _tokens(table: ScoreTable, row: int) -> list[tuple[int, int, float | None]] | None:
     if table.tokens is None:
         return None
-    owned = range(int(table.tokens.offsets[row]), int(table.tokens.offsets[row + 1]))
-    return [[*map(int, table.tokens.spans[at]), number(table.tokens.log_probs[at])] for at in owned]
+    owned = slice(int(table.tokens.offsets[row]), int(table.tokens.offsets[row + 1]))
+    spans, log_probs = table.tokens.spans[owned].tolist(), table.tokens.log_probs[owned].tolist()
+    return [(start, end, number(value)) for (start, end), value in zip(spans, log_probs, strict=True)]

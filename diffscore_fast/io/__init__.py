@@ -1,1 +1,1 @@
-"""Reading and writing files of rows."""
+"""Reading and writing files of rows: JSON Lines, CSV, TSV and Parquet."""

@@ -1,0 +1,88 @@
+"""Which reader and which writer a file needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Protocol, get_args
+
+from diffscore_fast.io.delimited import DelimitedReader, DelimitedWriter
+from diffscore_fast.io.jsonl import JsonlReader, JsonlWriter
+from diffscore_fast.io.output import RowWriter
+from diffscore_fast.io.record import FieldType, FileFormat, Record
+
+FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+_ENDINGS: dict[str, FileFormat] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+}  # fmt: skip
+
+
+class RowReader(Protocol):
+    """A file of rows: iterating gives its records in order, in constant memory.
+
+    Attributes
+    ----------
+    path : str
+    format : FileFormat
+    columns : list of str or None
+        Names of its columns; None where every row has its own.
+    size, position : int or None, int
+        How much there is and how much has been read, in a unit of the format's choice; None where that is unknown.
+    blank_lines : int
+        Lines passed over so far.
+    """
+
+    path: str
+    format: FileFormat
+    size: int | None
+    blank_lines: int
+
+    @property
+    def columns(self) -> list[str] | None: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Record]: ...
+
+
+def format_of(path: str) -> FileFormat | None:
+    """The format a file's name stands for, .gz and .zst aside; None where it stands for none."""
+    name = PurePath(path.lower().removesuffix(".gz").removesuffix(".zst"))
+    return _ENDINGS.get(name.suffix)
+
+
+def open_reader(path: str, file_format: FileFormat | None = None) -> RowReader:
+    """Open an input; its format follows from its name where none is given, and is else JSON Lines."""
+    file_format = file_format or format_of(path) or "jsonl"
+    if file_format == "parquet":
+        from diffscore_fast.io.parquet import ParquetReader  # pyarrow takes a third of a second to import
+
+        return ParquetReader(path)
+    return JsonlReader(path) if file_format == "jsonl" else DelimitedReader(path, file_format)
+
+
+def open_writer(path: str, file_format: FileFormat | None, reader: RowReader, columns: list[str],
+                added: Mapping[str, FieldType]) -> RowWriter:  # fmt: skip
+    """Open an output for the rows of `reader`.
+
+    Parameters
+    ----------
+    path : str
+    file_format : FileFormat or None
+        If None, what the name says, else the format of the input.
+    reader : RowReader
+    columns : list of str
+        Columns of the input; for JSON Lines, those at its head.
+    added : mapping of str to FieldType
+        Fields that will be added.
+    """
+    file_format = file_format or format_of(path) or reader.format
+    if file_format == "jsonl":
+        return JsonlWriter(path)
+    if file_format == "parquet":
+        from diffscore_fast.io.parquet import ParquetWriter
+
+        return ParquetWriter(path, columns, added, getattr(reader, "schema", None))
+    header = reader.header if isinstance(reader, DelimitedReader) and reader.format == file_format else None
+    return DelimitedWriter(path, columns, added, file_format, header)

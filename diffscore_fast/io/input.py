@@ -1,0 +1,70 @@
+"""An input file as a stream of bytes: plain, gzip or zstd, by its first bytes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import zlib
+from typing import IO
+
+from diffscore_fast.errors import InputError
+
+STANDARD_STREAM = "-"
+UNREADABLE = (EOFError, OSError, zlib.error)  # what a damaged or cut file raises while it is read
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class InputFile:
+    """Opens a file and uncompresses it while it is read.
+
+    Parameters
+    ----------
+    path : str
+        A file, or "-" for standard input.
+
+    Attributes
+    ----------
+    stream : binary file
+        The uncompressed bytes.
+    size : int or None
+        Bytes of the file as it lies on disk, to measure progress against; None for a pipe.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file: IO[bytes] = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
+            # Only a regular file has a size to measure progress against.
+            self.size = os.path.getsize(path) if os.path.isfile(path) else None
+            head = self._file.peek(4)[:4] if isinstance(self._file, io.BufferedReader) else b""
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        self.stream: IO[bytes] = self._file
+        if head.startswith(_GZIP_MAGIC):
+            self.stream = gzip.GzipFile(fileobj=self._file)  # type: ignore[assignment]
+        elif head == _ZSTD_MAGIC:
+            import pyarrow
+
+            unpacked = pyarrow.CompressedInputStream(pyarrow.PythonFile(self._file, "r"), "zstd")
+            self.stream = io.BufferedReader(unpacked)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file consumed so far, compressed ones where it is compressed."""
+        return self._file.tell() if self.size is not None else 0
+
+
+def without_mark(path: str, first_line: bytes) -> bytes:
+    """The first line of a text without its byte order mark; raises `InputError` for UTF-16."""
+    if first_line.startswith(_UTF_16_MARKS):
+        raise InputError(f"{path} is UTF-16, by its byte order mark; convert it to UTF-8")
+    return first_line.removeprefix(_BYTE_ORDER_MARK)

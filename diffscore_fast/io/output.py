@@ -1,0 +1,176 @@
+"""An output file that takes its name when it is whole; every format's writer is one."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from diffscore_fast.errors import InputError
+from diffscore_fast.io.input import STANDARD_STREAM
+from diffscore_fast.io.record import FieldType, Record
+
+
+class RowWriter(ABC):
+    """Writes rows to `path` by way of `path`.partial, which takes the final name when all is done.
+
+    A run that stops half-way leaves the partial file with its finished rows. Nothing that is there already is touched
+    before the first row. A pipe or device is written directly.
+
+    Parameters
+    ----------
+    path : str
+        A file (gzip where the name ends in .gz, zstd for .zst), or "-" for standard output.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written, or another run is writing it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.is_stream = path == STANDARD_STREAM
+        self._target = Path(os.path.realpath(path))  # through a link, to what it names
+        self._partial: Path | None = None
+        self._started = self._created = False
+        try:
+            if self.is_stream:
+                self._raw: IO[bytes] = sys.stdout.buffer
+            elif self._target.is_dir():
+                raise InputError(f"cannot write {path}: it is a folder; name a file")
+            elif self._target.exists() and not self._target.is_file():
+                self._raw = self._target.open("wb")
+            elif self._target.exists() and not os.access(self._target, os.W_OK):
+                raise InputError(f"cannot write {path}: permission denied")
+            else:
+                self._partial = partial_path(path)
+                self._raw = self._open_partial(self._partial)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
+        self._file = self._raw
+
+    def accept(self, record: Record) -> Record:
+        """The record as the output can hold it; one that it cannot hold comes back unusable, with the reason."""
+        return record
+
+    def write(self, record: Record, fields: dict[str, Any]) -> None:
+        """Write a row with the fields that are added to it."""
+        if not self._started:
+            self._start()
+        self._write(record, fields)
+
+    def flush(self) -> None:
+        """Bring the rows written so far to the file, as far as the format allows."""
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Close, and give the file its name."""
+        if not self._started:
+            self._start()
+        self._end()
+        self._file.flush()
+        if self.is_stream:
+            return
+        if self._file is not self._raw:
+            self._file.close()
+        if self._partial is not None:
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
+            os.replace(self._partial, self._target)
+        self._raw.close()
+
+    def abandon(self) -> Path | None:
+        """Close what has been written so far, and say where it is; None where there is nothing to look at."""
+        if self._started:
+            with suppress(OSError, ValueError):  # a full disk, a row that cannot be written: reported already
+                self._end()
+        if self.is_stream:
+            return None
+        kept = self._partial if self._started else None
+        if self._partial is not None and self._created and not self._started:
+            self._partial.unlink(missing_ok=True)
+        for file in (self._file, self._raw):
+            with suppress(OSError):
+                file.close()
+        return kept
+
+    def _begin(self) -> None:  # noqa: B027, most formats have nothing there
+        """Write what stands before the first row."""
+
+    @abstractmethod
+    def _write(self, record: Record, fields: dict[str, Any]) -> None: ...
+
+    def _end(self) -> None:  # noqa: B027
+        """Write what is still held back, and what stands after the last row."""
+
+    def _start(self) -> None:
+        self._started = True
+        if self._partial is not None:
+            self._raw.seek(0)
+            self._raw.truncate()  # what a killed run has left
+        if self.path.endswith(".gz"):
+            self._file = gzip.GzipFile(fileobj=self._raw, mode="wb", mtime=0)  # type: ignore[assignment]
+        elif self.path.endswith(".zst"):
+            import pyarrow
+
+            # Closing the stream closes what is below it, and `_raw` holds the lock: give it a descriptor of its own.
+            below = pyarrow.PythonFile(os.fdopen(os.dup(self._raw.fileno()), "wb"), "w")
+            self._file = pyarrow.CompressedOutputStream(below, "zstd")
+        self._begin()
+
+    def _open_partial(self, partial: Path) -> IO[bytes]:
+        while True:
+            created = not partial.exists()
+            file = partial.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise InputError(f"another run is writing {self.path}; wait for it or choose another output") from None
+            # Between opening and locking, another run may have finished and taken this very file for its output.
+            if partial.exists() and os.path.samestat(os.fstat(file.fileno()), partial.stat()):
+                self._created = created
+                return file
+            file.close()
+
+
+class ColumnWriter(RowWriter):
+    """A writer of a format whose columns are fixed before the first row.
+
+    Parameters
+    ----------
+    path : str
+    columns : list of str
+        Those of the input.
+    added : mapping of str to FieldType
+        Fields that are added.
+    """
+
+    def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType]) -> None:
+        self._columns, self._added = columns, added
+        self._known = set(columns)
+        super().__init__(path)
+
+    def accept(self, record: Record) -> Record:
+        """As for every writer. There is no column for an unusable row's text, so its message carries it."""
+        if record.fields is not None:
+            unknown = next((name for name in record.fields if name not in self._known), None)
+            if unknown is None:
+                return record
+            problem = f"line {record.line} has a field {unknown!r} that no row at the head of the file has"
+            record = replace(record, fields=None, problem=problem)
+        text = record.raw.decode("utf-8", "backslashreplace")
+        return replace(record, problem=f"{record.problem}; it reads: {text}") if text else record
+
+
+def partial_path(path: str) -> Path:
+    """Where the rows of an unfinished output are."""
+    return Path(os.path.realpath(path) + ".partial")
