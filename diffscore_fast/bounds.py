@@ -121,6 +121,8 @@ class LikelihoodBounds(ScoringModel):
     def __init__(self, model: str | Path = "mini", *, block_size: int = 8, **options: Any) -> None:
         self.block_size = block_size
         super().__init__(model, attention=Attention("block", block_size), **options)
+        del self._arguments["attention"]
+        self._arguments["block_size"] = block_size
 
     def estimate(
         self,

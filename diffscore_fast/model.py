@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from diffscore_fast.backbones.load import load_model
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.runner import DEFAULT_CACHE_BYTES, DEFAULT_TOKEN_BUDGET, Runner
 from diffscore_fast.engine.windows import Attention
+from diffscore_fast.errors import CheckpointError
+from diffscore_fast.results import OK
+from diffscore_fast.text.checks import check_text
 from diffscore_fast.version import __version__
 
 ROWS_AT_ONCE = 4096
@@ -21,10 +25,13 @@ Row = TypeVar("Row")
 class ScoringModel:
     """A model, checked under the attention it will be used with.
 
+    Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
+    it was made with: the receiving process loads the model anew, and refuses one that has changed.
+
     Parameters
     ----------
     model : str or Path
-        "mini" (inside the package), or a folder with config.json, model.safetensors and tokenizer.json.
+        "mini" (inside the package), a folder, or a name in the local Hugging Face cache; see `load_model`.
     attention : Attention, optional
         The model's default pattern if not given.
     device : str or torch.device
@@ -42,6 +49,10 @@ class ScoringModel:
                  device: str | torch.device = "cpu", dtype: torch.dtype | None = None,
                  token_budget: int = DEFAULT_TOKEN_BUDGET, cache_bytes: int = DEFAULT_CACHE_BYTES,
                  implementation: str = "auto") -> None:  # fmt: skip
+        self._arguments: dict[str, Any] = {
+            "model": Path(model).resolve() if Path(model).is_dir() else model, "attention": attention, "device": device,
+            "dtype": dtype, "token_budget": token_budget, "cache_bytes": cache_bytes, "implementation": implementation,
+        }  # fmt: skip
         loaded = load_model(model, device=device, dtype=dtype)
         self.spec = loaded.backbone.spec
         attention = attention or Attention(self.spec.default_pattern)
@@ -56,9 +67,29 @@ class ScoringModel:
         }  # fmt: skip
         check_packing(self._runner, attention)
 
+    def count_tokens(self, texts: Sequence[Any]) -> np.ndarray:
+        """Number of tokens int64 [n] of each text, control tokens apart; 0 for what is not text."""
+        counts = np.zeros(len(texts), dtype=np.int64)
+        rows = [row for row, text in enumerate(texts) if check_text("text", text)[0] == OK]
+        counts[rows] = [len(item.ids) for item in self._tokenizer.encode([texts[row] for row in rows])]
+        return counts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_again, (type(self), self._arguments, self._identity["weights"])
+
     def _room(self, pattern: str, block_size: int = 0) -> int:
-        """Most tokens of a text under a pattern, the start token taken off."""
-        return self.spec.pattern(pattern, block_size).position_limit - int(self.spec.start_id is not None)
+        """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
+        found = self.spec.pattern(pattern, block_size)
+        return found.position_limit - int(self.spec.start_id is not None) - len(found.end_ids)
+
+
+def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: str) -> ScoringModel:
+    """A pickled scorer, loaded anew."""
+    made = kind(**arguments)
+    if made._identity["weights"] != weights:
+        raise CheckpointError(f"model {made.spec.name!r} has other weights or another config.json than when the scorer "
+                              "was pickled")  # fmt: skip
+    return made
 
 
 def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int) -> Iterator[list[Row]]:

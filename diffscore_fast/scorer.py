@@ -152,7 +152,8 @@ class DiffScorer(ScoringModel):
         token_scores : bool
             Also return the score of every token with the characters it covers.
         progress : callable, optional
-            Called with the number of window tokens just evaluated; it must not call the scorer.
+            Called with the number of window tokens just evaluated. What it raises ends the call, and leaves the scorer
+            as good as before.
 
         Returns
         -------
@@ -281,8 +282,8 @@ class DiffScorer(ScoringModel):
             return EMPTY_SOURCE, "the source has no tokens", 0
         room_candidate = self._room(config.attention)
         # Where window positions restart, either text may use all of them; else both share them.
-        restart = self.spec.pattern(config.attention).restart_positions
-        room_source = room_candidate - (0 if restart else candidate)
+        pattern = self.spec.pattern(config.attention)
+        room_source = room_candidate - len(pattern.separator_ids) - (0 if pattern.restart_positions else candidate)
         if candidate > room_candidate:
             return TOO_LONG, f"the candidate has {candidate} tokens, the model takes {room_candidate}", 0
         if not config.needs_source or source <= room_source:

@@ -46,10 +46,11 @@ def test_docstring_examples_run():
     import doctest
 
     from diffscore_fast import bounds, scorer
+    from diffscore_fast.compat import bartscore, bertscore
 
-    for module in (scorer, bounds):
+    for module in (scorer, bounds, bartscore, bertscore):
         outcome = doctest.testmod(module)
-        assert outcome.attempted >= 3 and outcome.failed == 0
+        assert outcome.attempted >= 2 and outcome.failed == 0
 
 
 @pytest.mark.parametrize("name", ["mini_quality", "bounds", "kernels", "aot", "gpu", "memory"])

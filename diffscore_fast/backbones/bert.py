@@ -6,15 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
-from diffscore_fast.errors import CheckpointError
-
-# transformers' `BertForMaskedLM` may also save these copies of other tensors.
-TIED_NAMES = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-DERIVED_NAMES = ("bert.embeddings.position_ids",)  # 0, 1, 2, ...
+from diffscore_fast.backbones.spec import BackboneSpec
 
 
 class BertLayer(nn.Module):
@@ -33,21 +25,24 @@ class BertLayer(nn.Module):
 class BertBackbone(nn.Module):
     """A BERT masked language model, split around attention as `Backbone` asks.
 
-    Every method is differentiable, so the trainer runs the same network that the engine scores with.
+    Every method is differentiable, so the trainer runs the same network that the engine scores with. ELECTRA's
+    embeddings are narrower than its layers: they are projected up on the way in, and down in the head.
     """
 
     def __init__(self, spec: BackboneSpec, *, intermediate_size: int, num_positions: int, num_types: int = 2,
-                 layer_norm_eps: float = 1e-12) -> None:  # fmt: skip
+                 layer_norm_eps: float = 1e-12, embedding_size: int | None = None) -> None:  # fmt: skip
         super().__init__()
         size = spec.hidden_size
+        width = size if embedding_size is None else embedding_size
         self.spec = spec
-        self.words = nn.Embedding(spec.vocab_size, size)
-        self.positions = nn.Embedding(num_positions, size)
-        self.types = nn.Embedding(num_types, size)
-        self.embedding_norm = nn.LayerNorm(size, eps=layer_norm_eps)
+        self.words = nn.Embedding(spec.vocab_size, width)
+        self.positions = nn.Embedding(num_positions, width)
+        self.types = nn.Embedding(num_types, width)
+        self.embedding_norm = nn.LayerNorm(width, eps=layer_norm_eps)
+        self.projection = None if width == size else nn.Linear(width, size)
         self.layers = nn.ModuleList(BertLayer(size, intermediate_size, layer_norm_eps) for _ in range(spec.num_layers))
-        self.transform = nn.Linear(size, size)
-        self.transform_norm = nn.LayerNorm(size, eps=layer_norm_eps)
+        self.transform = nn.Linear(size, width)
+        self.transform_norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.output_bias = nn.Parameter(torch.zeros(spec.vocab_size))
 
     @property
@@ -67,7 +62,8 @@ class BertBackbone(nn.Module):
         return self.output_bias
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        return self.embedding_norm(self.words(tokens) + self.positions(positions) + self.types(types))
+        hidden = self.embedding_norm(self.words(tokens) + self.positions(positions) + self.types(types))
+        return hidden if self.projection is None else self.projection(hidden)
 
     def attention_inputs(
         self, layer: int, hidden: Tensor, positions: Tensor, query_rows: Tensor | None = None
@@ -101,82 +97,3 @@ class BertBackbone(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(projected.shape[0], -1, self.spec.head_dim)
-
-
-def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], default_pattern: PatternName,
-               mask_id: int, start_id: int) -> BertBackbone:  # fmt: skip
-    """An untrained network of the shape that `config` (transformers' BERT config.json) states."""
-    if config.get("hidden_act", "gelu") != "gelu":
-        raise CheckpointError(f"{name}: config.json has hidden_act {config['hidden_act']!r}; only 'gelu' is known")
-    heads, size = config["num_attention_heads"], config["hidden_size"]
-    spec = BackboneSpec(
-        family="bert", name=name, num_layers=config["num_hidden_layers"], num_heads=heads, num_kv_heads=heads,
-        head_dim=size // heads, hidden_size=size, vocab_size=config["vocab_size"], mask_id=mask_id, start_id=start_id,
-        patterns=patterns, default_pattern=default_pattern,
-    )  # fmt: skip
-    return BertBackbone(
-        spec, intermediate_size=config["intermediate_size"], num_positions=config["max_position_embeddings"],
-        num_types=config["type_vocab_size"], layer_norm_eps=config["layer_norm_eps"],
-    )  # fmt: skip
-
-
-def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str) -> None:
-    """Fill a network from tensors in transformers' `BertForMaskedLM` layout, strictly: none missing, none left over."""
-    for copy, original in TIED_NAMES.items():
-        if copy in weights and original in weights and not torch.equal(weights[copy], weights[original]):
-            raise CheckpointError(f"{where}: {copy} differs from {original}; only a tied output head can be loaded")
-    weights = {name: item for name, item in weights.items() if name not in (*TIED_NAMES, *DERIVED_NAMES)}
-    state: dict[str, Tensor] = {}
-    missing: list[str] = []
-    for ours, theirs in _names(backbone.spec.num_layers).items():
-        parts = [weights.pop(name, None) for name in theirs]
-        absent = [name for name, part in zip(theirs, parts, strict=True) if part is None]
-        missing += absent
-        if not absent:
-            state[ours] = torch.cat([part.float() for part in parts if part is not None])
-    if missing or weights:
-        raise CheckpointError(
-            f"{where}: tensors do not match a BERT masked language model of {backbone.spec.num_layers} layers; "
-            f"missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
-        )
-    try:
-        backbone.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise CheckpointError(f"{where}: tensor shapes do not match config.json: {error}") from None
-
-
-def state_in_bert_layout(backbone: BertBackbone) -> dict[str, Tensor]:
-    """The network's tensors under transformers' names: the inverse of `load_state`."""
-    state = backbone.state_dict()
-    stored: dict[str, Tensor] = {}
-    for ours, theirs in _names(backbone.spec.num_layers).items():
-        for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            stored[name] = part.detach().clone().contiguous()
-    return stored
-
-
-def _names(num_layers: int) -> dict[str, list[str]]:
-    """Our parameter name to transformers' names; several are stacked along the rows."""
-    names = {
-        "words.weight": ["bert.embeddings.word_embeddings.weight"],
-        "positions.weight": ["bert.embeddings.position_embeddings.weight"],
-        "types.weight": ["bert.embeddings.token_type_embeddings.weight"],
-        "output_bias": ["cls.predictions.bias"],
-    }
-
-    def pair(ours: str, *theirs: str) -> None:
-        for kind in ("weight", "bias"):
-            names[f"{ours}.{kind}"] = [f"{name}.{kind}" for name in theirs]
-
-    pair("embedding_norm", "bert.embeddings.LayerNorm")
-    pair("transform", "cls.predictions.transform.dense")
-    pair("transform_norm", "cls.predictions.transform.LayerNorm")
-    for index in range(num_layers):
-        ours, theirs = f"layers.{index}", f"bert.encoder.layer.{index}"
-        pair(f"{ours}.qkv", *(f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")))
-        pair(f"{ours}.out", f"{theirs}.attention.output.dense")
-        pair(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm")
-        pair(f"{ours}.up", f"{theirs}.intermediate.dense")
-        pair(f"{ours}.down", f"{theirs}.output.dense")
-        pair(f"{ours}.output_norm", f"{theirs}.output.LayerNorm")
-    return names

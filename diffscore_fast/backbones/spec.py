@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,11 @@ class PatternSpec:
     restart_positions : bool
         True where a window's positions start again at 0; False where they continue the prefix's.
     prefix_type, window_type : int
-        Token type of the cached prefix and of the window.
+        Token type of the cached prefix and of the window. With `full`, of the context and of the target; a target
+        without context is a single text, and has `prefix_type`.
+    separator_ids, end_ids : tuple of int
+        Control tokens between a context and its target, and after the target: visible, never masked, never scored.
+        Without a context there is no separator.
     block_sizes : tuple of int
         Block sizes of the `block` pattern; empty for the others.
     """
@@ -33,6 +38,8 @@ class PatternSpec:
     restart_positions: bool = False
     prefix_type: int = 0
     window_type: int = 0
+    separator_ids: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
 
 
@@ -112,7 +119,7 @@ class Backbone(Protocol):
 
     @property
     def vocabulary_weight(self) -> Tensor:
-        """Vocabulary projection [V, D]."""
+        """Vocabulary projection [V, E]."""
         ...
 
     @property
@@ -151,5 +158,32 @@ class Backbone(Protocol):
         ...
 
     def head_transform(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the vocabulary weight; [Q, D] to [Q, D]."""
+        """What stands between the last layer and the vocabulary weight; [Q, D] to [Q, E], E = D in most families."""
+        ...
+
+
+@runtime_checkable
+class WholeBackbone(Protocol):
+    """A network that cannot be split around its attention: it runs whole windows, and has the pattern `full` alone."""
+
+    @property
+    def spec(self) -> BackboneSpec: ...
+
+    @property
+    def vocabulary_weight(self) -> Tensor: ...
+
+    @property
+    def vocabulary_bias(self) -> Tensor | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def window_states(self, tokens: Tensor, types: Tensor, offsets: np.ndarray, wanted: Tensor) -> Tensor:
+        """States [M, E] of the rows `wanted` int64 [M], past the head transform.
+
+        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; each sees itself alone.
+        """
         ...

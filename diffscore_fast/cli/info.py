@@ -10,14 +10,21 @@ from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast import ops
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, default_dtype, load_model
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
+from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.version import __version__
 
-PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow")
+PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow", "transformers")
 
 
-def print_info() -> None:
-    """Print versions, devices, models, and the implementation of every operation with the reason."""
+def print_info(model: str | None = None) -> None:
+    """Print versions, devices, models, and the implementation of every operation with the reason.
+
+    Raises
+    ------
+    CheckpointError
+        If a model is named and cannot be loaded.
+    """
     table = Table(show_header=False)
     table.add_row("diffscore_fast", __version__)
     table.add_row("python", platform.python_version())
@@ -31,14 +38,16 @@ def print_info() -> None:
     for index in range(torch.cuda.device_count()):
         devices.append(torch.device("cuda", index))
         table.add_row(f"cuda:{index}", torch.cuda.get_device_name(index))
-    for name in EMBEDDED_MODELS:
+    for name in dict.fromkeys([*EMBEDDED_MODELS, *([model] if model else [])]):
         loaded = load_model(name)
         spec = loaded.backbone.spec
         shape = f"{spec.family}, {spec.num_layers} layers of {spec.hidden_size}, {spec.vocab_size} tokens"
         patterns = ", ".join(
             pattern + (f" {item.block_sizes}" if item.block_sizes else "") for pattern, item in spec.patterns.items()
         )
-        table.add_row(f"model {name}", f"{shape}; attention {patterns}; weights {loaded.weights_sha256[:12]}")
+        runs = "transformers" if isinstance(loaded.backbone, WholeBackbone) else "own network"
+        table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.weights_sha256[:12]}")
+        table.add_row("reads", _reads(loaded))
     for device in devices:
         table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))
         for operation in ops.OPERATIONS:
@@ -50,3 +59,14 @@ def print_info() -> None:
                 passed_over.append(f"{item.name}: {item.unavailable(device)}")
             table.add_row(f"{operation.name} on {device}", "; ".join([chosen.name, *passed_over]))
     Console().print(table)
+
+
+def _reads(loaded: LoadedModel) -> str:
+    """How a source and a candidate are laid out under the default pattern, and how many tokens fit."""
+    spec, name = loaded.backbone.spec, loaded.tokenizer.token_name
+    pattern = spec.pattern(spec.default_pattern)
+    start = () if spec.start_id is None else (spec.start_id,)
+    parts = [*map(name, start), "source", *map(name, pattern.separator_ids), "candidate", *map(name, pattern.end_ids)]
+    return f"{' '.join(parts)}; up to {pattern.position_limit} tokens" + (
+        " before and from the candidate on" if pattern.restart_positions else ""
+    )

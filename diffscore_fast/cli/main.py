@@ -35,7 +35,7 @@ def main() -> None:
               help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
 @click.option("--output-format", type=click.Choice(FORMATS),
               help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
-@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
 @click.option("--direction", type=click.Choice(["marginal", "conditional", "reverse", "bidirectional", "pmi"]),
               default="conditional", show_default=True,
               help="S(c), S(c|s), S(s|c), alpha S(c|s) + (1 - alpha) S(s|c), or S(c|s) - S(c).")  # fmt: skip
@@ -85,7 +85,7 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
               help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
 @click.option("--output-format", type=click.Choice(FORMATS),
               help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
-@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
 @click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
 @click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
               help="auto: exact up to block size 8, where it is cheaper than sampling, unless an option "
@@ -124,11 +124,16 @@ def bound(input_path: str, output_path: str, model: str, **options: Any) -> None
 
 
 @main.command()
-def info() -> None:
+@click.option("--model", help="Also describe this model: a folder, or a name in the local Hugging Face cache.")
+def info(model: str | None) -> None:
     """Print versions, devices, models, and which implementation each operation resolves to."""
     from diffscore_fast.cli.info import print_info
 
-    print_info()
+    try:
+        print_info(model)
+    except DiffScoreError as error:
+        click.echo(f"diffscore: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
 
 
 def _run(command: Callable[[str, str, str, dict[str, Any]], bool], input_path: str, output_path: str, model: str,

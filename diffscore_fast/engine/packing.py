@@ -13,7 +13,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def distinct_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """First occurrence of each distinct window, and for every window the index of its representative among them.
 
-    Windows are equal when prefix, visible length, tokens, wanted rows and targets are. Compared by a 128-bit
+    Windows are equal when prefix, visible length, tokens, types, wanted rows and targets are. Compared by a 128-bit
     fingerprint: among a billion windows two different ones meet with probability below 1e-20.
     """
     prints = np.stack([_fingerprint(windows, salt) for salt in (1, 2)], axis=1)
@@ -83,6 +83,8 @@ def _fingerprint(windows: Windows, salt: int) -> np.ndarray:
     wanted_places = windows.wanted - windows.offsets[:-1][of_wanted]
     _add(total, of_wanted, _mix(_pair(wanted_places, windows.targets), 4 * salt + 1))
     total += _mix(_pair(windows.prefix + 1, windows.visible), 4 * salt + 2)
+    if windows.typed_from is not None:
+        total = _mix(total ^ windows.typed_from.astype(np.uint64), 4 * salt + 2)
     return _mix(total ^ _mix(lengths.astype(np.uint64), 4 * salt + 3), salt)
 
 

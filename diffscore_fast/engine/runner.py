@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffscore_fast import ops
-from diffscore_fast.backbones.spec import Backbone
+from diffscore_fast.backbones.spec import Backbone, WholeBackbone
 from diffscore_fast.engine.cache import PrefixCache
 from diffscore_fast.engine.packing import distinct_windows, pack_windows
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
@@ -45,11 +47,13 @@ class Estimator(Protocol, Generic[Result]):
 
 
 class Runner:
-    """Evaluates plans with one backbone.
+    """Evaluates plans with one backbone, for any number of threads, and after a fork.
+
+    Threads take turns. A forked child computes in one thread (`torch.set_num_threads(1)`, on first use there).
 
     Parameters
     ----------
-    backbone : Backbone
+    backbone : Backbone or WholeBackbone
     token_budget : int
         Most window tokens evaluated at once. It bounds memory and changes no score.
     cache_bytes : int
@@ -58,13 +62,15 @@ class Runner:
         Implementation of every operation: "auto", or one name.
     """
 
-    def __init__(self, backbone: Backbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
+    def __init__(self, backbone: Backbone | WholeBackbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
                  cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = ops.AUTO) -> None:  # fmt: skip
         self.backbone = backbone
         self.token_budget = token_budget
         self.implementation = implementation
         self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
-        self._lock = threading.Lock()  # the cache is one run's at a time
+        self._locks: dict[int, threading.RLock] = {}  # by process
+        self._process = os.getpid()
+        self._turns = 0
 
     @property
     def implementations(self) -> str:
@@ -95,11 +101,13 @@ class Runner:
             windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
             self._cache.capacity_rows,
         )  # fmt: skip
-        with self._lock, torch.inference_mode():
+        with self._turn():
             try:
                 for used, packs in waves:
-                    starts = self._fill_cache(prefixes, used, attention)
+                    starts, turn = self._fill_cache(prefixes, used, attention), self._turns
                     for pack in packs:
+                        if self._turns != turn:  # `progress` used this runner, too
+                            starts, turn = self._fill_cache(prefixes, used, attention), self._turns
                         chosen = asked[pack]
                         picked = take_segments(windows.wanted_offsets, chosen)
                         rows = self._wanted_rows(windows, chosen, picked, starts, attention)
@@ -122,7 +130,7 @@ class Runner:
         out = np.zeros(len(windows.wanted), dtype=np.int32)
         waves = pack_windows(windows.prefix, windows.lengths, prefixes.lengths, self.token_budget,
                              self._cache.capacity_rows)  # fmt: skip
-        with self._lock, torch.inference_mode():
+        with self._turn():
             try:
                 for used, packs in waves:
                     starts = self._fill_cache(prefixes, used, attention)
@@ -137,9 +145,25 @@ class Runner:
                 raise
         return out
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One run's use of the cache and the processor."""
+        process = os.getpid()
+        # A fork copies the lock as it is, possibly held by a thread that the child does not have.
+        with self._locks.setdefault(process, threading.RLock()), torch.inference_mode():
+            if process != self._process:
+                # Nor does it have OpenMP's threads, which libgomp would wait for, for ever.
+                torch.set_num_threads(1)
+                self._cache.forget()
+                self._process = process
+            self._turns += 1
+            yield
+
     def _fill_cache(self, prefixes: Prefixes, used: np.ndarray, attention: Attention) -> np.ndarray:
         """Compute the prefixes that are not cached; int64 [P + 1] arena row of each, by prefix index (last: none)."""
         starts = np.zeros(len(prefixes.keys) + 1, dtype=np.int64)
+        if not len(used):
+            return starts
         lengths = prefixes.lengths[used]
         starts[used], missing = self._cache.reserve([prefixes.keys[i] for i in used], lengths)
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
@@ -165,12 +189,18 @@ class Runner:
         lengths = windows.lengths[chosen]
         of_window, places = segment_ids(lengths), places_in(lengths)
         tokens = windows.tokens[take_segments(windows.offsets, chosen)]
-        hidden, positions = self._embed(tokens, windows.first_position[chosen][of_window] + places, pattern.window_type)
+        types: int | np.ndarray = pattern.window_type
+        if windows.typed_from is not None:
+            types = np.where(places < windows.typed_from[chosen][of_window], pattern.prefix_type, pattern.window_type)
 
         offsets = offsets_of(lengths)
         counts = np.diff(windows.wanted_offsets)[chosen]
         wanted_places = windows.wanted[picked] - np.repeat(windows.offsets[:-1][chosen], counts)
         wanted = self._to_device(np.repeat(offsets[:-1], counts) + wanted_places)
+        if isinstance(self.backbone, WholeBackbone):
+            ids = self._to_device(tokens.astype(np.int64))
+            return self.backbone.window_states(ids, self._types(types, ids), offsets, wanted)
+        hidden, positions = self._embed(tokens, windows.first_position[chosen][of_window] + places, types)
         prefix_starts, visible = starts[windows.prefix[chosen]], windows.visible[chosen]
         layout = ops.AttentionLayout(offsets, offsets, prefix_starts, visible)
         last_layout = ops.AttentionLayout(offsets, offsets_of(counts), prefix_starts, visible, wanted_places)
@@ -191,6 +221,7 @@ class Runner:
         """All layers. With `store`, keys and values go to those cache rows, and the last layer makes nothing else;
         with `wanted`, only those rows pass the last layer beyond its keys and values."""
         backbone, last = self.backbone, self.backbone.spec.num_layers - 1
+        assert not isinstance(backbone, WholeBackbone)
         for layer in range(last + 1):
             if store is not None and layer == last:
                 key, value = backbone.keys_values(layer, hidden, positions)
@@ -219,10 +250,14 @@ class Runner:
             return key[:0], key[:0]
         return self._cache.layer(layer)
 
-    def _embed(self, tokens: np.ndarray, places: np.ndarray, token_type: int) -> tuple[Tensor, Tensor]:
+    def _embed(self, tokens: np.ndarray, places: np.ndarray, types: int | np.ndarray) -> tuple[Tensor, Tensor]:
+        assert not isinstance(self.backbone, WholeBackbone)
         positions = self._to_device(places.astype(np.int64))
-        types = torch.full_like(positions, token_type)
-        return self.backbone.embed(self._to_device(tokens.astype(np.int64)), positions, types), positions
+        ids = self._to_device(tokens.astype(np.int64))
+        return self.backbone.embed(ids, positions, self._types(types, ids)), positions
+
+    def _types(self, types: int | np.ndarray, like: Tensor) -> Tensor:
+        return torch.full_like(like, types) if isinstance(types, int) else self._to_device(types.astype(np.int64))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.backbone.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffscore_fast.backbones.spec import BackboneSpec
+from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
 from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, segment_ids
 
 
@@ -101,6 +101,9 @@ class Windows:
         Rows of `tokens` whose hidden states predict the targets, grouped by window, ascending.
     targets : int32 [M]
         The token that each wanted row is asked for.
+    typed_from : int64 [W], optional
+        Place in each window from which tokens have the pattern's `window_type`; earlier ones have its `prefix_type`.
+        If not given, all have `window_type`.
     """
 
     tokens: np.ndarray
@@ -111,6 +114,7 @@ class Windows:
     wanted: np.ndarray
     wanted_offsets: np.ndarray
     targets: np.ndarray
+    typed_from: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prefix)
@@ -123,15 +127,22 @@ class Windows:
 def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan: MaskPlan) -> tuple[Prefixes, Windows]:
     """Lay a plan out for one model and attention pattern.
 
-    Every sequence is one line of places: start token, context, target. A window covers the places [first, last)
-    of its line; with `prefix` and `block` the places before `first` are its prefix. With a logit shift of 1 the
-    window starts one place earlier, since that token's output predicts the first target.
+    Every sequence is one line of places: start token, context, separator, target, end (separator and end where the
+    pattern has them). A window covers the places [first, last) of its line; with `prefix` and `block` the places
+    before `first` are its prefix. With a logit shift of 1 the window starts one place earlier, since that token's
+    output predicts the first target.
     """
     pattern = spec.pattern(attention.name, attention.block_size)
-    has_start = int(spec.start_id is not None)
-    context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
-    base = (has_start + context_lengths)[plan.sequence]  # place of the target's first token
+    lines, line_offsets, target_places = _lines(spec, pattern, sequences)
+    base = target_places[plan.sequence]
     first_target, last = base + plan.start, base + plan.stop
+    if pattern.end_ids:
+        assert (plan.stop == sequences.target_lengths[plan.sequence]).all(), "what ends a line follows a whole target"
+        last = last + len(pattern.end_ids)
+    typed_from = None
+    if attention.name == "full" and pattern.prefix_type != pattern.window_type:
+        has_context = np.diff(sequences.context_offsets)[sequences.context_of[plan.sequence]] > 0
+        typed_from = np.where(has_context, base, last)
     if attention.name == "full":
         first = np.zeros_like(base)
     elif attention.name == "prefix":
@@ -141,7 +152,6 @@ def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan
         assert bool(((last - 1) // block == first_target // block).all()), "a span may not cross a block boundary"
         first = np.maximum(first_target // block * block - spec.logit_shift, 0)
 
-    lines, line_offsets = _lines(spec, sequences)
     lengths = last - first
     offsets = offsets_of(lengths)
     window_of = segment_ids(lengths)
@@ -171,25 +181,32 @@ def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan
         wanted=target_rows - spec.logit_shift,
         wanted_offsets=offsets_of(wanted_counts),
         targets=targets,
+        typed_from=typed_from,
     )
     return prefixes, windows
 
 
-def _lines(spec: BackboneSpec, sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
-    """Start token, context and target of every sequence, laid end to end."""
+def _lines(spec: BackboneSpec, pattern: PatternSpec, sequences: Sequences) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens and offsets of every sequence's line, and the place of its target's first token."""
     has_start = int(spec.start_id is not None)
     context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
+    separator_lengths = np.where(context_lengths > 0, len(pattern.separator_ids), 0)
+    target_places = has_start + context_lengths + separator_lengths
     target_lengths = sequences.target_lengths
-    offsets = offsets_of(has_start + context_lengths + target_lengths)
+    offsets = offsets_of(target_places + target_lengths + len(pattern.end_ids))
     lines = np.empty(int(offsets[-1]), dtype=np.int32)
     if spec.start_id is not None:
         lines[offsets[:-1]] = spec.start_id
     in_context = places_in(context_lengths)
     source = np.repeat(sequences.context_offsets[:-1][sequences.context_of], context_lengths) + in_context
     lines[np.repeat(offsets[:-1] + has_start, context_lengths) + in_context] = sequences.context_tokens[source]
-    target_at = offsets[:-1] + has_start + context_lengths
+    target_at = offsets[:-1] + target_places
+    for place, token in enumerate(pattern.separator_ids):
+        lines[(target_at - separator_lengths + place)[separator_lengths > 0]] = token
     lines[np.repeat(target_at, target_lengths) + places_in(target_lengths)] = sequences.target_tokens
-    return lines, offsets
+    for place, token in enumerate(pattern.end_ids):
+        lines[target_at + target_lengths + place] = token
+    return lines, offsets, target_places
 
 
 def _prefixes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +11,35 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from diffscore_fast.backbones.weights import file_sha256
 from diffscore_fast.errors import CheckpointError
+
+UNKNOWN = ("[UNK]", "<unk>")  # what a text that cannot be spelled becomes; no control token
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as tokens: `ids` int32 [L] and `spans` int32 [L, 2], the half-open character range of each."""
+    """One text as tokens: `ids` int32 [L] and `spans` int32 [L, 2], the half-open character range of each.
+
+    Byte-level tokenizers have tokens of white space alone, whose range may be empty, and cut a character into several
+    tokens, which then all have its range.
+    """
 
     ids: np.ndarray
     spans: np.ndarray
+
+
+@dataclass(frozen=True)
+class ControlTokens:
+    """The control tokens that a tokenizer sets around a text and a pair of texts.
+
+    `start_id` comes first (None: nothing does), `separator_ids` between two texts, `end_ids` last; `second_type` is
+    the token type of the second text of a pair, the first has 0.
+    """
+
+    start_id: int | None
+    separator_ids: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    second_type: int = 0
 
 
 class TextTokenizer:
@@ -30,40 +51,99 @@ class TextTokenizer:
         The tokenizer.json of a model folder.
     mask_token, start_token : str
         Control tokens that must exist under these names.
+    content : str, optional
+        What the file would say, where a folder has its tokenizer in another format.
     """
 
-    def __init__(self, path: Path, mask_token: str, start_token: str | None) -> None:
-        if not path.is_file():
+    def __init__(self, path: Path, mask_token: str, start_token: str | None, content: str | None = None) -> None:
+        if content is None and not path.is_file():
             raise CheckpointError(f"{path}: no such file; a model folder needs tokenizer.json")
+        stored = path.read_bytes() if content is None else content.encode()
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = Tokenizer.from_str(stored.decode())
         except Exception as error:  # the library raises nothing narrower
             raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         # "[MASK]" typed by a user is six characters, not a masked position.
         self._tokenizer.encode_special_tokens = True
-        self.sha256 = file_sha256(path)
-        self.mask_id = self._control_id(path, mask_token)
-        self.start_id = None if start_token is None else self._control_id(path, start_token)
+        self._path = path
+        self._process = os.getpid()
+        self.sha256 = hashlib.sha256(stored).hexdigest()
+        self.mask_id = self._control_id(mask_token)
+        self.start_id = None if start_token is None else self._control_id(start_token)
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._check_text_is_text()
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts, in order, on all cores.
+        """Encode texts, in order, on all cores (in a forked child on one). White space alone has no tokens.
 
         Raises
         ------
         UnicodeEncodeError
             If a text holds a lone surrogate, which is not Unicode text; callers check first.
         """
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        if os.getpid() == self._process:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        else:  # the threads of the batch did not survive the fork
+            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        nothing = Encoded(np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int32))
         return [
             Encoded(np.array(item.ids, dtype=np.int32), np.array(item.offsets, dtype=np.int32).reshape(-1, 2))
-            for item in encodings
-        ]
+            if text.strip() else nothing
+            for text, item in zip(texts, encodings, strict=True)
+        ]  # fmt: skip
 
-    def _control_id(self, path: Path, token: str) -> int:
+    def control_tokens(self) -> ControlTokens:
+        """What the file's own post-processor puts around a text and a pair; its start token is ours.
+
+        Raises
+        ------
+        CheckpointError
+            If a text starts with several control tokens, or ends differently alone and in a pair.
+        """
+        single = self._tokenizer.encode("a")
+        pair = self._tokenizer.encode("a", "a")
+        first, second = (np.array(pair.sequence_ids, dtype=float) == index for index in (0, 1))  # None becomes NaN
+        alone = np.array(single.sequence_ids, dtype=float) == 0
+        ids, lone_ids = np.array(pair.ids), np.array(single.ids)
+        if not (first.any() and second.any() and alone.any()):
+            raise CheckpointError(f"{self._path}: cannot spell 'a', so that its control tokens cannot be told")
+        begins, ends = np.flatnonzero(first)[[0, -1]]
+        second_begins, second_ends = np.flatnonzero(second)[[0, -1]]
+        alone_begins, alone_ends = np.flatnonzero(alone)[[0, -1]]
+        starts, closes = ids[:begins], ids[second_ends + 1 :]
+        same = np.array_equal(starts, lone_ids[:alone_begins]) and np.array_equal(closes, lone_ids[alone_ends + 1 :])
+        if len(starts) > 1 or not same:
+            raise CheckpointError(f"{self._path}: sets control tokens around a text in a way that is not supported: "
+                                  f"{single.tokens} alone, {pair.tokens} as a pair")  # fmt: skip
+        return ControlTokens(
+            int(starts[0]) if len(starts) else None, tuple(ids[ends + 1 : second_begins].tolist()),
+            tuple(closes.tolist()), int(pair.type_ids[second_begins]),
+        )  # fmt: skip
+
+    @property
+    def has_post_processor(self) -> bool:
+        """False where the file does not say what to set around a text."""
+        return self._tokenizer.post_processor is not None
+
+    def token_name(self, index: int) -> str:
+        """The token of that id, as the file spells it."""
+        return self._tokenizer.id_to_token(index) or f"token {index}"
+
+    def _check_text_is_text(self) -> None:
+        """Refuse a tokenizer that spells a control token from ordinary characters, as unigram vocabularies can."""
+        for index, token in self._tokenizer.get_added_tokens_decoder().items():
+            if not token.special or token.content in UNKNOWN:
+                continue
+            if index in self._tokenizer.encode(f"a {token.content} a", add_special_tokens=False).ids:
+                raise CheckpointError(
+                    f"{self._path}: reads the control token {token.content!r} out of ordinary text, so that texts "
+                    "could mask themselves; it cannot be used"
+                )
+
+    def _control_id(self, token: str) -> int:
         index = self._tokenizer.token_to_id(token)
         if index is None:
-            raise CheckpointError(f"{path}: no token {token!r}, which config.json names as a control token")
+            raise CheckpointError(f"{self._path}: no token {token!r}, which is named as a control token")
         return index

@@ -76,7 +76,7 @@ def train(model: Path, corpus: Path, run: Path, steps: int, threads: int) -> Non
 
     torch.set_num_threads(threads)
     train_part, held_out = load_corpus(corpus).split(HELD_OUT)
-    backbone = load_model(model, dtype=torch.float32).backbone
+    backbone = load_model(model, dtype=torch.float32).bert
     Trainer(backbone, model, train_part, held_out, run, Settings()).run(steps=steps)
 
 

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from diffscore_fast.backbones.bert import BertBackbone, state_in_bert_layout
+from diffscore_fast.backbones.bert import BertBackbone
+from diffscore_fast.backbones.bert_families import state_in_bert_layout
 from diffscore_fast.backbones.load import PACKAGE_SECTION
 from diffscore_fast.backbones.weights import file_sha256, save_weights
 from diffscore_fast.training.optimiser import WeightAverage
@@ -94,7 +95,7 @@ def load_model_weights(folder: Path, like: BertBackbone) -> dict[str, torch.Tens
     """Parameters of a model folder under the backbone's own names."""
     from diffscore_fast.backbones.load import load_model
 
-    loaded = load_model(folder, dtype=like.dtype).backbone
+    loaded = load_model(folder, dtype=like.dtype).bert
     return {name: parameter.detach() for name, parameter in loaded.named_parameters()}
 
 

@@ -34,9 +34,9 @@ def export_checkpoint(run: Path, held_out: Corpus, out: Path, *, sequences: int,
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint, fresh = Path(scratch) / "checkpoint", Path(scratch) / "model"
         shutil.copytree(run / "checkpoint", checkpoint, ignore=shutil.ignore_patterns("raw*", "optimiser*"))
-        exact = load_model(checkpoint / "model", dtype=torch.float32).backbone
+        exact = load_model(checkpoint / "model", dtype=torch.float32).bert
         checksum = write_model_folder(exact, checkpoint / "model", fresh, eight_bit=True)
-        rounded = load_model(fresh, dtype=torch.float32).backbone
+        rounded = load_model(fresh, dtype=torch.float32).bert
         before, after = (held_out_losses(network, held_out, sequences=sequences) for network in (exact, rounded))
         for one, other in zip(before, after, strict=True):
             if abs(one.mean - other.mean) > largest_change:

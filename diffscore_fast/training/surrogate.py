@@ -38,7 +38,7 @@ def train_surrogate(model: str, block_size: int, out: Path, *, samples: int, tok
         Learning rate of the body; the head's is twice it.
     """
     folder = EMBEDDED_MODELS.get(model, Path(model))
-    backbone = load_model(folder, dtype=torch.float32).backbone
+    backbone = load_model(folder, dtype=torch.float32).bert
     texts = sample_token_arrays(Runner(backbone), block_size, count=samples, tokens=tokens, seed=seed)
     # Every text is an article of one paragraph of one sentence.
     offsets, single = np.arange(samples + 1) * tokens, np.arange(samples + 1)

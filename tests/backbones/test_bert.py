@@ -138,8 +138,8 @@ def test_a_missing_tensor_and_a_left_over_one_are_named(saved_bert, tmp_path):
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: no such file"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "not a readable safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "not JSON"),
-        (lambda folder: edit(folder, model_type="gpt2"), "only BERT masked language models"),
-        (lambda folder: edit(folder, architectures=["BertForSequenceClassification"]), "only BERT masked"),
+        (lambda folder: edit(folder, model_type="gpt2"), "transformers loads no masked language model of type 'gpt2'"),
+        (lambda folder: edit(folder, architectures=["BertForSequenceClassification"]), "is a sequence classifier"),
         (lambda folder: edit(folder, hidden_size=48), "shapes do not match"),
         (lambda folder: edit(folder, vocab_size=100), "tokenizer.json has"),
         (lambda folder: edit(folder, diffscore_fast={"weights_sha256": "0"}), "SHA-256 differs"),
@@ -166,5 +166,5 @@ def edit(folder, **fields):
 
 
 def test_unknown_model_names_the_known_ones():
-    with pytest.raises(CheckpointError, match="neither an embedded model \\(mini\\) nor a folder"):
+    with pytest.raises(CheckpointError, match="neither an embedded model \\(mini\\) nor a folder, nor in the local"):
         load_model("mimi")

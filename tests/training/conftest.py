@@ -10,7 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from diffscore_fast.backbones.bert import BertBackbone, build_bert, state_in_bert_layout
+from diffscore_fast.backbones.bert import BertBackbone
+from diffscore_fast.backbones.bert_families import build_bert, state_in_bert_layout
 from diffscore_fast.backbones.load import load_model
 from diffscore_fast.backbones.weights import save_weights
 from diffscore_fast.training.corpus import Corpus
@@ -47,7 +48,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def network(model_folder: Path) -> BertBackbone:
-    return load_model(model_folder, dtype=torch.float32).backbone
+    return load_model(model_folder, dtype=torch.float32).bert
 
 
 @pytest.fixture

@@ -1,0 +1,199 @@
+"""Checkpoints whose layers are BERT's: BERT, DistilBERT, RoBERTa, ELECTRA generators, in transformers' layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from diffscore_fast.backbones.bert import BertBackbone
+from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
+from diffscore_fast.errors import CheckpointError
+
+# Our names of a layer's parts, and BERT's (several are stacked along the rows).
+BERT_LAYER = {
+    "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "out": ("attention.output.dense",), "attention_norm": ("attention.output.LayerNorm",),
+    "up": ("intermediate.dense",), "down": ("output.dense",), "output_norm": ("output.LayerNorm",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family writes its config.json and names its tensors.
+
+    Parameters
+    ----------
+    base : str
+        What the tensor names of the body begin with.
+    architectures : tuple of str
+        Classes of transformers whose checkpoints have the body and the masked-LM head.
+    transform, transform_norm, output_bias : str
+        Names in the head.
+    copies : dict of str to str
+        Tied tensors that a checkpoint may hold under a second name, or under that one alone.
+    unused : tuple of str
+        Beginnings of the names of heads that predict no masked token.
+    layers, layer : str and dict
+        Where the layers are, and their parts.
+    config_names : dict of str to str
+        BERT's name of a field of config.json to the family's, where they differ.
+    config_constants : dict
+        Fields that the family does not state.
+    positions_after_padding : bool
+        True where the position table starts with rows up to the padding id that no text uses.
+    """
+
+    base: str
+    architectures: tuple[str, ...]
+    transform: str
+    transform_norm: str
+    output_bias: str
+    copies: dict[str, str]
+    unused: tuple[str, ...] = ()
+    layers: str = "encoder.layer"
+    layer: dict[str, tuple[str, ...]] = field(default_factory=lambda: BERT_LAYER)
+    config_names: dict[str, str] = field(default_factory=dict)
+    config_constants: dict[str, float] = field(default_factory=dict)
+    positions_after_padding: bool = False
+
+
+FAMILIES = {
+    "bert": Family(
+        "bert", ("BertForMaskedLM", "BertForPreTraining"), "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm", "cls.predictions.bias",
+        {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+         "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        ("bert.pooler.", "cls.seq_relationship."),
+    ),
+    "distilbert": Family(
+        "distilbert", ("DistilBertForMaskedLM",), "vocab_transform", "vocab_layer_norm", "vocab_projector.bias",
+        {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+        layers="transformer.layer",
+        layer={"qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"), "out": ("attention.out_lin",),
+               "attention_norm": ("sa_layer_norm",), "up": ("ffn.lin1",), "down": ("ffn.lin2",),
+               "output_norm": ("output_layer_norm",)},
+        config_names={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+                      "intermediate_size": "hidden_dim", "hidden_act": "activation"},
+        config_constants={"type_vocab_size": 1, "layer_norm_eps": 1e-12},
+    ),
+    "roberta": Family(
+        "roberta", ("RobertaForMaskedLM",), "lm_head.dense", "lm_head.layer_norm", "lm_head.bias",
+        {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+         "lm_head.decoder.bias": "lm_head.bias"},
+        ("roberta.pooler.",), positions_after_padding=True,
+    ),
+    "electra": Family(
+        "electra", ("ElectraForMaskedLM",), "generator_predictions.dense", "generator_predictions.LayerNorm",
+        "generator_lm_head.bias", {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    ),
+}  # fmt: skip
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+            "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+
+
+def bert_config(config: dict, where: str) -> dict:
+    """A family's config.json under BERT's names, its numbers checked; `max_position_embeddings` are the usable ones."""
+    family = FAMILIES[config["model_type"]]
+    named = {**config, **family.config_constants}
+    named |= {ours: config.get(theirs) for ours, theirs in family.config_names.items()}
+    missing = [name for name in REQUIRED if not isinstance(named.get(name), int | float)]
+    if missing:
+        raise CheckpointError(f"{where}: needs the numbers {', '.join(family.config_names.get(n, n) for n in missing)}")
+    if named.get("hidden_act", "gelu") != "gelu":
+        raise CheckpointError(f"{where}: has hidden_act {named['hidden_act']!r}; only 'gelu' is known")
+    if family.positions_after_padding:
+        named["max_position_embeddings"] -= named.get("pad_token_id", 1) + 1
+    return named
+
+
+def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], default_pattern: PatternName,
+               mask_id: int, start_id: int | None) -> BertBackbone:  # fmt: skip
+    """An untrained network of the shape that `config` (BERT's names, see `bert_config`) states."""
+    heads, size = config["num_attention_heads"], config["hidden_size"]
+    spec = BackboneSpec(
+        family=config["model_type"], name=name, num_layers=config["num_hidden_layers"], num_heads=heads,
+        num_kv_heads=heads, head_dim=size // heads, hidden_size=size, vocab_size=config["vocab_size"],
+        mask_id=mask_id, start_id=start_id, patterns=patterns, default_pattern=default_pattern,
+    )  # fmt: skip
+    return BertBackbone(
+        spec, intermediate_size=config["intermediate_size"], num_positions=config["max_position_embeddings"],
+        num_types=config["type_vocab_size"], layer_norm_eps=config["layer_norm_eps"],
+        embedding_size=config.get("embedding_size"),
+    )  # fmt: skip
+
+
+def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str) -> None:
+    """Fill a network from tensors in its family's layout, strictly: none missing, none left over."""
+    family = FAMILIES[backbone.spec.family]
+    weights = {_modern_name(name): item for name, item in weights.items()
+               if name != f"{family.base}.embeddings.position_ids" and not name.startswith(family.unused)}  # fmt: skip
+    for copy, original in family.copies.items():
+        if copy in weights and not torch.equal(weights[copy], weights.setdefault(original, weights[copy])):
+            raise CheckpointError(f"{where}: {copy} differs from {original}; only a tied output head can be loaded")
+        weights.pop(copy, None)
+    positions = f"{family.base}.embeddings.position_embeddings.weight"
+    if family.positions_after_padding and positions in weights:
+        weights[positions] = weights[positions][-backbone.positions.num_embeddings :]
+    state: dict[str, Tensor] = {}
+    missing: list[str] = []
+    for ours, theirs in _names(backbone).items():
+        parts = [weights.pop(name, None) for name in theirs]
+        absent = [name for name, part in zip(theirs, parts, strict=True) if part is None]
+        missing += absent
+        if not absent:
+            state[ours] = torch.cat([part.float() for part in parts if part is not None])
+    if missing or weights:
+        raise CheckpointError(
+            f"{where}: tensors do not match a {backbone.spec.family} masked language model of "
+            f"{backbone.spec.num_layers} layers; missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
+        )
+    if backbone.spec.family == "distilbert":  # it has no token types
+        state["types.weight"] = torch.zeros_like(backbone.types.weight)
+    try:
+        backbone.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{where}: tensor shapes do not match config.json: {error}") from None
+
+
+def state_in_bert_layout(backbone: BertBackbone) -> dict[str, Tensor]:
+    """A BERT network's tensors under transformers' names: the inverse of `load_state`."""
+    state = backbone.state_dict()
+    stored: dict[str, Tensor] = {}
+    for ours, theirs in _names(backbone).items():
+        for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
+            stored[name] = part.detach().clone().contiguous()
+    return stored
+
+
+def _names(backbone: BertBackbone) -> dict[str, list[str]]:
+    """Our parameter name to the family's names; several are stacked along the rows."""
+    family = FAMILIES[backbone.spec.family]
+    embeddings = f"{family.base}.embeddings"
+    names = {
+        "words.weight": [f"{embeddings}.word_embeddings.weight"],
+        "positions.weight": [f"{embeddings}.position_embeddings.weight"],
+        "output_bias": [family.output_bias],
+    }
+    if backbone.spec.family != "distilbert":
+        names["types.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
+
+    def pair(ours: str, *theirs: str) -> None:
+        for kind in ("weight", "bias"):
+            names[f"{ours}.{kind}"] = [f"{name}.{kind}" for name in theirs]
+
+    pair("embedding_norm", f"{embeddings}.LayerNorm")
+    pair("transform", family.transform)
+    pair("transform_norm", family.transform_norm)
+    if backbone.projection is not None:
+        pair("projection", f"{family.base}.embeddings_project")
+    for index in range(backbone.spec.num_layers):
+        for ours, theirs in family.layer.items():
+            pair(f"layers.{index}.{ours}", *(f"{family.base}.{family.layers}.{index}.{part}" for part in theirs))
+    return names
+
+
+def _modern_name(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a norm's weight and bias gamma and beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

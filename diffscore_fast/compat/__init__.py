@@ -1,0 +1,1 @@
+"""The call signatures of other metrics, answered by this package's scores."""

@@ -1,0 +1,29 @@
+"""`diffscore info`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from diffscore_fast.cli.main import main
+from tests.support.checkpoints import save_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("electra", "electra, 2 layers of 32, 20011 tokens; own network; attention full"),
+        ("modernbert", "<s> source </s> </s> candidate </s>; up to 64 tokens"),
+    ],
+)
+def test_info_describes_a_model(tmp_path, family, layout):
+    folder = save_checkpoint(family, tmp_path / family)
+    done = CliRunner(env={"COLUMNS": "400"}).invoke(main, ["info", "--model", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert layout in done.output
+    assert "[CLS] source candidate; up to 2048 tokens before and from the candidate on" in done.output  # mini's own
+
+
+def test_info_about_no_model_says_so(tmp_path):
+    done = CliRunner().invoke(main, ["info", "--model", str(tmp_path)])
+    assert done.exit_code == 2 and "config.json: no such file" in done.output
