@@ -15,10 +15,29 @@ from diffscore_fast.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as tokens: `ids` int32 [L] and `spans` int32 [L, 2], the half-open character range of each."""
+    """One text as tokens.
+
+    Parameters
+    ----------
+    ids : int32 [L]
+    spans : int32 [L, 2]
+        Half-open character range of each.
+    eligible : bool [L], optional
+        Which tokens may be masked; all of them if not given.
+    """
 
     ids: np.ndarray
     spans: np.ndarray
+    eligible: np.ndarray | None = None
+
+    @property
+    def num_eligible(self) -> int:
+        return len(self.ids) if self.eligible is None else int(self.eligible.sum())
+
+    def head(self, count: int) -> Encoded:
+        """The first tokens."""
+        eligible = None if self.eligible is None else self.eligible[:count]
+        return Encoded(self.ids[:count], self.spans[:count], eligible)
 
 
 class TextTokenizer:
