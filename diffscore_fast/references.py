@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffscore_fast.engine.ragged import offsets_of, segment_ids
-from diffscore_fast.results import SCORED, SKIPPED_REFERENCE, ScoreTable, TokenScores, standard_error
+from diffscore_fast.results import SCORED, SKIPPED_REFERENCE, ScoreTable, TokenScores
 
 Aggregate = Literal["max", "mean"]
 
@@ -26,34 +26,31 @@ def expand(rows: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], np.n
     return pairs, offsets_of(np.array([len(items) for items in lists], dtype=np.int64))
 
 
-def aggregate(table: ScoreTable, offsets: np.ndarray, how: Aggregate) -> ScoreTable:
+def aggregate(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarray, how: Aggregate) -> ScoreTable:
     """One row for the pairs of each row.
 
     A reference that cannot be scored is left out; the row's status is then "skipped_reference", or, where none is left,
-    that of its first pair. `max` takes everything from the best pair, its standard error too, which knows nothing of
-    the choice. `mean` averages replicate by replicate, so that its standard error counts the masks that references
-    share.
+    that of its first pair.
+
+    `max` takes everything from the best pair, its standard error too, which knows nothing of the choice. The standard
+    error of a `mean` adds the errors of different references independently in `reverse`, where each is scored under
+    masks of its own. In other directions all are scored under the candidate's masks, and it is the mean of the errors:
+    what it is where the masks move all scores alike, and else an upper bound.
     """
-    status = np.array([state in SCORED for state in table.status], dtype=bool)
-    scores = np.where(status, table.scores, -np.inf)
-    first, count = offsets[:-1], len(offsets) - 1
+    scored = np.array([state in SCORED for state in table.status], dtype=bool)
+    scores = np.where(scored, table.scores, -np.inf)
     best = np.array([start + int(np.argmax(scores[start:stop])) for start, stop in _slices(offsets)], dtype=np.int64)
+    out = table.take(best)
     if how == "max":
-        chosen = table.take(best)
-        out = replace(chosen, reference=np.where(status[best], best - first, -1))
+        out = replace(out, reference=np.where(scored[best], best - offsets[:-1], -1))
     else:
-        out = _mean(table, offsets, status, best)
+        out = _mean(table, pairs, offsets, scored, out)
     states, messages = list(out.status), list(out.messages)
     for row, (start, stop) in enumerate(_slices(offsets)):
-        left_out = [pair for pair in range(start, stop) if not status[pair]]
-        if not left_out:
-            continue
-        if len(left_out) < stop - start:
+        left_out = [pair for pair in range(start, stop) if not scored[pair]]
+        if 0 < len(left_out) < stop - start:
             states[row] = SKIPPED_REFERENCE
             messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in left_out)
-        else:
-            states[row], messages[row] = table.status[start], table.messages[start]
-    assert len(states) == count
     return replace(out, status=states, messages=messages)
 
 
@@ -67,24 +64,34 @@ def _slices(offsets: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
-def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, any_pair: np.ndarray) -> ScoreTable:
+def _mean(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarray, scored: np.ndarray,
+          first: ScoreTable) -> ScoreTable:  # fmt: skip
+    """The mean over the scored pairs of each row; the rest is that of `first`, one pair a row."""
     owner, count = segment_ids(np.diff(offsets))[scored], len(offsets) - 1
     used = np.bincount(owner, minlength=count)
 
     def mean(values: np.ndarray) -> np.ndarray:
         sums = np.zeros((count, *values.shape[1:]))
         np.add.at(sums, owner, values[scored])
-        shape = (count,) + (1,) * (values.ndim - 1)
-        return np.divide(sums, used.reshape(shape), out=np.full_like(sums, np.nan), where=used.reshape(shape) > 0)
+        divisor = used.reshape((count,) + (1,) * (values.ndim - 1))
+        return np.divide(sums, divisor, out=np.full_like(sums, np.nan), where=divisor > 0)
 
     def total(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, weights=values[scored], minlength=count).astype(np.int64)
 
-    replicates = mean(table.replicate_scores)
+    stderr = mean(table.stderr)
+    if table.signature.direction == "reverse":
+        for row, (start, stop) in enumerate(_slices(offsets)):
+            by_text: dict[str, float] = {}  # equal references have equal masks, and so equal errors
+            for pair in range(start, stop):
+                if scored[pair]:
+                    text = pairs[pair][0]
+                    by_text[text] = by_text.get(text, 0.0) + float(table.stderr[pair])
+            stderr[row] = np.sqrt(sum(error**2 for error in by_text.values())) / used[row] if used[row] else np.nan
     return replace(
-        table.take(any_pair), scores=mean(table.scores), stderr=standard_error(replicates),
-        replicate_scores=replicates, profile=mean(table.profile), num_tokens=total(table.num_tokens),
-        truncated_tokens=total(table.truncated_tokens), tokens=_mean_tokens(table, offsets, scored),
+        first, scores=mean(table.scores), stderr=stderr, profile=mean(table.profile),
+        num_tokens=total(table.num_tokens), truncated_tokens=total(table.truncated_tokens),
+        tokens=_mean_tokens(table, offsets, scored),
     )  # fmt: skip
 
 

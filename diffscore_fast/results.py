@@ -28,14 +28,6 @@ INVALID_RECORD = "invalid_record"
 SCORED = frozenset({OK, TRUNCATED_SOURCE, SKIPPED_REFERENCE})
 
 
-def standard_error(replicates: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over replicates [n, R], float64 [n]; NaN for a single one."""
-    count = replicates.shape[1]
-    if count < 2:
-        return np.full(len(replicates), np.nan)
-    return replicates.std(axis=1, ddof=1) / np.sqrt(count)
-
-
 @dataclass(frozen=True)
 class InvalidRecord:
     """Stands in for the texts of a row that could not be read; the row gets status "invalid_record"."""
@@ -155,7 +147,7 @@ class TokenScores:
         return TokenScores(offsets, *columns)
 
 
-_COLUMNS = ("scores", "stderr", "num_tokens", "truncated_tokens", "profile", "replicate_scores")
+_COLUMNS = ("scores", "stderr", "num_tokens", "truncated_tokens", "profile")
 
 
 @dataclass(frozen=True)
@@ -180,8 +172,6 @@ class ScoreTable:
     profile : float64 [n, levels], profile_ratios : float64 [levels]
         Mean log-prob by mask ratio; NaN in rows without a score and levels without a draw. For `bidirectional` and
         `pmi`, combined like the score.
-    replicate_scores : float64 [n, R]
-        The score in each independent replicate of the mask design; NaN where the row has no score. They average to it.
     kind : str
         "mean log-prob", "lower bound" (on log-likelihood; of the class's tokens given the others, where one class of
         words is masked), "maximum of lower bounds" (over references), or "difference" (pmi).
@@ -200,7 +190,6 @@ class ScoreTable:
     truncated_tokens: np.ndarray
     profile: np.ndarray
     profile_ratios: np.ndarray
-    replicate_scores: np.ndarray
     kind: str
     signature: Signature
     tokens: TokenScores | None = None

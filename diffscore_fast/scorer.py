@@ -30,7 +30,6 @@ from diffscore_fast.results import (
     ScoreTable,
     Signature,
     TokenScores,
-    standard_error,
 )
 from diffscore_fast.rows import RowTokenizer, scored_texts
 from diffscore_fast.text.tagger import DEFAULT_TAGGER, MASK_WORDS, MaskWords
@@ -242,7 +241,7 @@ class DiffScorer(ScoringModel):
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
         if config.aggregate is not None:
             pairs, offsets = expand(rows)
-            return aggregate(self._score_pairs(pairs, config, progress), offsets, config.aggregate)
+            return aggregate(self._score_pairs(pairs, config, progress), pairs, offsets, config.aggregate)
         return self._score_pairs(rows, config, progress)
 
     @cached_property
@@ -273,14 +272,13 @@ class DiffScorer(ScoringModel):
                     tokens = _token_scores(config, tokens, result, targets, scored, count)
         return ScoreTable(
             scores=_spread(replicates.mean(axis=1) if scored else np.zeros(0), scored, count),
-            stderr=_spread(standard_error(replicates), scored, count),
+            stderr=_spread(_standard_error(replicates), scored, count),
             num_tokens=_spread(num_tokens, scored, count, fill=0),
             status=status,
             messages=rows.messages,
             truncated_tokens=rows.truncated,
             profile=_spread(profile, scored, count),
             profile_ratios=design.level_ratios,
-            replicate_scores=_spread(replicates, scored, count),
             kind=config.kind,
             signature=self.signature(config),
             tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
@@ -338,6 +336,14 @@ def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candida
     if len(sources) != len(candidates):
         raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; they are paired one to one")
     return sources
+
+
+def _standard_error(replicates: np.ndarray) -> np.ndarray:
+    """Standard error of the mean over replicates [n, R]; NaN for a single one."""
+    count = replicates.shape[1]
+    if count < 2:
+        return np.full(len(replicates), np.nan)
+    return replicates.std(axis=1, ddof=1) / np.sqrt(count)
 
 
 def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.nan) -> np.ndarray:

@@ -6,11 +6,14 @@ import math
 import statistics
 from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffscore_fast.analysis.heatmap import heatmap_html, heatmap_terminal
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -18,6 +21,10 @@ from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.io.jsonl import Record
 from diffscore_fast.results import SCORED, ScoreTable
 from diffscore_fast.scorer import DiffScorer, ScoreConfig
+from diffscore_fast.text.templates import find_template
+
+HEATMAP_ROWS = {"file": 200, "terminal": 20}
+TO_TERMINAL = "-"
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -33,10 +40,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     DiffScoreError
         If the options, the input, the output or the model cannot be used; nothing has been scored then.
     """
-    config = _config(options)
-    columns = {"--candidate-column": options["candidate_column"]}
-    if config.needs_source:
-        columns = {"--source-column": options["source_column"], **columns}
+    config = make_config(options)
+    columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"])  # fmt: skip
     scores, shown = array("d"), Table(title="first rows")
@@ -44,6 +49,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     shown.add_column("score", justify="right")
     shown.add_column("± s.e.", justify="right")
     tokens = 0
+    heatmap = _HeatMap(options, config)
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
@@ -55,6 +61,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         if scored:
             scores.append(table.scores[row])
             tokens += int(table.num_tokens[row])
+        heatmap.add(record, table, row)
         if shown.row_count < options["show"]:
             text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))
             score, stderr = table.scores[row], table.stderr[row]
@@ -64,6 +71,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
             "tokens": int(table.num_tokens[row]),
+            "reference": None if table.reference is None or not scored else int(table.reference[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
             "profile": _profile(table, row) if scored else None,
             "token_scores": _tokens(table, row) if scored else None,
@@ -72,13 +80,14 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     try:
         scorer = DiffScorer(model, token_budget=options["token_budget"])
         if options["attention"] is None:
-            config = _config({**options, "attention": scorer.spec.default_pattern})
+            config = make_config({**options, "attention": scorer.spec.default_pattern})
         scorer.spec.pattern(config.attention)
         run.process(batches, fields)
     except BaseException:
         run.abandon()
         raise
-    kind = "difference" if config.direction == "pmi" else config.reconstruction.kind
+    kind = config.kind
+    heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     lines = []
     if scores:
         lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({kind})"),
@@ -87,13 +96,61 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 
-def _config(options: dict[str, Any]) -> ScoreConfig:
+class _HeatMap:
+    """The first rows of a run, kept for the heat map; nothing where none is asked for."""
+
+    def __init__(self, options: dict[str, Any], config: ScoreConfig) -> None:
+        self._path, self._direction = options["heatmap"], config.direction
+        self._column = options["candidate_column"]
+        if config.direction == "reverse":
+            self._column = next(iter(context_column(options, config).values()))
+        self._texts: list[str | None] = []
+        self._tables: list[ScoreTable] = []
+        if self._path is not None:
+            self._most = HEATMAP_ROWS["terminal" if self._path == TO_TERMINAL else "file"]
+            if self._path != TO_TERMINAL and not Path(self._path).absolute().parent.is_dir():
+                raise InputError(f"cannot write {self._path}: there is no such folder")
+
+    def add(self, record: Record, table: ScoreTable, row: int) -> None:
+        if self._path is None or len(self._texts) == self._most:
+            return
+        text = None if record.fields is None else record.fields.get(self._column)
+        if isinstance(text, list) and table.reference is not None and table.reference[row] >= 0:
+            text = text[table.reference[row]]
+        self._texts.append(text if isinstance(text, str) else None)
+        self._tables.append(table.take([row]))
+
+    def finish(self, rows_in_all: int, *, to_stderr: bool) -> None:
+        if self._path is None or not self._tables:
+            return
+        table = ScoreTable.join(self._tables)
+        if self._path == TO_TERMINAL:
+            Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
+        else:
+            page = heatmap_html(self._texts, table, rows_in_all=rows_in_all)
+            Path(self._path).write_text(page, encoding="utf-8", errors="replace")
+
+
+def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, str]:
+    """The option that names the field of the texts beside the candidates, and that field; empty where none is read."""
+    if not config.needs_source:
+        return {}
+    if config.aggregate is not None:
+        return {"--references-column": options["references_column"]}
+    return {"--source-column": options["source_column"]}
+
+
+def make_config(options: dict[str, Any]) -> ScoreConfig:
+    """The configuration that the options of `score` spell."""
     design = MaskDesign(options["draws"], options["mask_ratios"], options["masking"], options["levels"],
                         options["replicates"])  # fmt: skip
     weights = parse_numbers("--level-weights", options["level_weights"])
     return ScoreConfig(
         options["direction"], ReconstructionConfig(options["estimator"], design, weights), options["alpha"],
-        options["seed"], options["attention"] or "prefix", options["overlength"], options["tokens"],
+        options["seed"], options["attention"] or "prefix", options["overlength"],
+        options["tokens"] or options["heatmap"] is not None, find_template(options["template"]),
+        None if options["references_column"] is None else options["aggregate"], options["mask_words"],
+        options["tagger"],
     )  # fmt: skip
 
 
@@ -111,6 +168,8 @@ def _added_fields(options: dict[str, Any], config: ScoreConfig) -> list[str]:
     fields = ["score", "stderr", "tokens", "status", "message"]
     if config.overlength == "truncate-source":
         fields.append("truncated_tokens")
+    if config.aggregate == "max":
+        fields.append("reference")
     if options["profile"]:
         fields.append("profile")
     if options["tokens"]:

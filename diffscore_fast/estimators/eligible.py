@@ -49,7 +49,7 @@ class WithinEligible:
             return out
 
         wanted = None if plan.wanted is None else spread(plan.wanted)
-        return MaskPlan(plan.sequence, np.zeros_like(lengths), lengths, spread(plan.masked), wanted)
+        return replace(plan, stop=lengths, masked=spread(plan.masked), wanted=wanted)
 
     def reduce(self, observed: list[Observation]) -> ReconstructionResult:
         """The inner result; tokens that are not eligible have no score and count 0."""
@@ -60,4 +60,4 @@ class WithinEligible:
 
     def _inner_view(self, observed: list[Observation]) -> list[Observation]:
         # Spreading keeps the order of the masked tokens, so the log-probs need no permutation.
-        return [Observation(plan, item.log_probs) for plan, item in zip(self._plans, observed, strict=True)]
+        return [replace(item, plan=plan) for plan, item in zip(self._plans, observed, strict=True)]
