@@ -46,8 +46,9 @@ def test_docstring_examples_run():
     import doctest
 
     from diffscore_fast import bounds, scorer
+    from diffscore_fast.analysis import compare
 
-    for module in (scorer, bounds):
+    for module in (scorer, bounds, compare):
         outcome = doctest.testmod(module)
         assert outcome.attempted >= 3 and outcome.failed == 0
 

@@ -15,7 +15,7 @@ from diffscore_fast.results import SCORED, ScoreTable
 
 # Light enough for black text on every step (contrast above 7). Fixed scales: pages can be laid side by side.
 LOG_PROB_COLOURS = ("#ffffff", "#fff0e0", "#ffe0c2", "#ffcfa3", "#ffbe85", "#ffab66", "#ff9847")
-LOG_PROB_EDGES = (-0.5, -1.0, -2.0, -4.0, -6.0, -8.0)
+LOG_PROB_EDGES = (-0.5, -2.0, -4.0, -6.0, -8.0, -10.0)
 DIFFERENCE_COLOURS = ("#7fb8ff", "#aed2ff", "#d9eaff", "#ffffff", "#ffe0c2", "#ffbe85", "#ff9847")
 DIFFERENCE_EDGES = (4.0, 1.0, 0.25, -0.25, -1.0, -4.0)
 LONGEST_GAP = 1000
