@@ -18,6 +18,7 @@ LOG_PROB_COLOURS = ("#ffffff", "#fff0e0", "#ffe0c2", "#ffcfa3", "#ffbe85", "#ffa
 LOG_PROB_EDGES = (-0.5, -2.0, -4.0, -6.0, -8.0, -10.0)
 DIFFERENCE_COLOURS = ("#7fb8ff", "#aed2ff", "#d9eaff", "#ffffff", "#ffe0c2", "#ffbe85", "#ff9847")
 DIFFERENCE_EDGES = (4.0, 1.0, 0.25, -0.25, -1.0, -4.0)
+PAGE_ROWS, TERMINAL_ROWS = 200, 20
 LONGEST_GAP = 1000
 UNSCORED = "never masked: no score"
 
@@ -38,7 +39,7 @@ h2 {{ font-size: 1em; margin: 1.5em 0 0 }} footer {{ overflow-wrap: anywhere; ma
 """
 
 
-def heatmap_html(texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = 200,
+def heatmap_html(texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = PAGE_ROWS,
                  rows_in_all: int | None = None) -> str:  # fmt: skip
     """A self-contained HTML page of the first rows; every token's value is in its title.
 
@@ -79,7 +80,7 @@ def heatmap_html(texts: Sequence[str | None], table: ScoreTable, *, most_rows: i
     )  # fmt: skip
 
 
-def heatmap_terminal(texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = 20,
+def heatmap_terminal(texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = TERMINAL_ROWS,
                      rows_in_all: int | None = None) -> Group:  # fmt: skip
     """The same for a terminal, to be printed by rich. Parameters and errors as for `heatmap_html`."""
     colours, edges = _scale(table)

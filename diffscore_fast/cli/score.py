@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from array import array
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffscore_fast.analysis.heatmap import heatmap_html, heatmap_terminal
+from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -23,7 +24,6 @@ from diffscore_fast.results import SCORED, ScoreTable
 from diffscore_fast.scorer import DiffScorer, ScoreConfig
 from diffscore_fast.text.templates import find_template
 
-HEATMAP_ROWS = {"file": 200, "terminal": 20}
 TO_TERMINAL = "-"
 
 
@@ -42,6 +42,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     """
     config = make_config(options)
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
+    heatmap = _HeatMap(options, config, (input_path, output_path))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"])  # fmt: skip
     scores, shown = array("d"), Table(title="first rows")
@@ -49,7 +50,6 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     shown.add_column("score", justify="right")
     shown.add_column("± s.e.", justify="right")
     tokens = 0
-    heatmap = _HeatMap(options, config)
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
@@ -86,30 +86,30 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     except BaseException:
         run.abandon()
         raise
-    kind = config.kind
     heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     lines = []
     if scores:
-        lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({kind})"),
+        lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({config.kind})"),
                  ("median score", f"{statistics.median(scores):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
-    run.finish(lines, scorer.signature(config), kind, shown if shown.row_count else None)
+    run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 
 class _HeatMap:
     """The first rows of a run, kept for the heat map; nothing where none is asked for."""
 
-    def __init__(self, options: dict[str, Any], config: ScoreConfig) -> None:
+    def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, str]) -> None:
         self._path, self._direction = options["heatmap"], config.direction
         self._column = options["candidate_column"]
         if config.direction == "reverse":
             self._column = next(iter(context_column(options, config).values()))
         self._texts: list[str | None] = []
         self._tables: list[ScoreTable] = []
-        if self._path is not None:
-            self._most = HEATMAP_ROWS["terminal" if self._path == TO_TERMINAL else "file"]
-            if self._path != TO_TERMINAL and not Path(self._path).absolute().parent.is_dir():
-                raise InputError(f"cannot write {self._path}: there is no such folder")
+        self._most = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
+        if self._path not in (None, TO_TERMINAL) and not Path(self._path).absolute().parent.is_dir():
+            raise InputError(f"cannot write {self._path}: there is no such folder")
+        if self._path not in (None, TO_TERMINAL) and os.path.realpath(self._path) in map(os.path.realpath, taken):
+            raise InputError(f"heat map {self._path} would write over the input or the output; name another file")
 
     def add(self, record: Record, table: ScoreTable, row: int) -> None:
         if self._path is None or len(self._texts) == self._most:

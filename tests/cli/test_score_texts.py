@@ -82,3 +82,7 @@ def test_heat_maps(run):
     assert "row 2: -" in result.output and "It rained." in result.output
     result, _ = run("--heatmap", "no/folder/map.html")
     assert result.exit_code == 2 and "no such folder" in result.output
+    for taken in ("in.jsonl", "./out.jsonl"):
+        result, _ = run("--heatmap", taken)
+        assert result.exit_code == 2 and "would write over" in result.output
+    assert not Path("out.jsonl.partial").exists()
