@@ -19,3 +19,7 @@ class InputError(DiffScoreError, ValueError):
 
 class ImplementationError(DiffScoreError, RuntimeError):
     """An implementation of an operation that was asked for by name and cannot run."""
+
+
+class DependencyError(DiffScoreError, ImportError):
+    """An optional package or model that a feature needs and that is not installed."""

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diffscore_fast.engine.ragged import offsets_of
+from diffscore_fast.engine.ragged import offsets_of, take_segments
 
 if TYPE_CHECKING:
     import pandas
 
 OK = "ok"
 TRUNCATED_SOURCE = "truncated_source"  # scored, the source cut as the policy says
+SKIPPED_REFERENCE = "skipped_reference"  # scored against the row's other references
 EMPTY_CANDIDATE = "empty_candidate"
 EMPTY_SOURCE = "empty_source"
 EMPTY_TEXT = "empty_text"
 MISSING = "missing"
+NO_ELIGIBLE_TOKENS = "no_eligible_tokens"
 TOO_LONG = "too_long"
 INVALID_TEXT = "invalid_text"
 INVALID_RECORD = "invalid_record"
 
-SCORED = frozenset({OK, TRUNCATED_SOURCE})
+SCORED = frozenset({OK, TRUNCATED_SOURCE, SKIPPED_REFERENCE})
 # A block's estimate hangs on one draw when the effective sample size falls below this.
 LEAST_EFFECTIVE_DRAWS = 2.0
 
@@ -65,6 +68,8 @@ class Signature(_Signature):
     level_weights: tuple[float, ...] | None
     length_normalised: bool
     masking: str
+    mask_words: str | None
+    tagger: str | None
     ratios: str
     draws: int
     levels: int
@@ -74,6 +79,7 @@ class Signature(_Signature):
     dtype: str
     implementation: str
     template: str
+    references: str | None
     overlength: str
 
 
@@ -129,12 +135,21 @@ class TokenScores:
         nothing = np.zeros(0, np.int64)
         return TokenScores(np.zeros(rows + 1, np.int64), np.zeros((0, 2), np.int32), np.zeros(0), nothing)
 
+    def take(self, rows: np.ndarray) -> TokenScores:
+        """Those of the chosen rows, in the order chosen."""
+        flat = take_segments(self.offsets, rows)
+        offsets = offsets_of(np.diff(self.offsets)[rows])
+        return TokenScores(offsets, self.spans[flat], self.log_probs[flat], self.counts[flat])
+
     @staticmethod
     def join(parts: list[TokenScores]) -> TokenScores:
         """Those of consecutive rows as one."""
         offsets = offsets_of(np.concatenate([np.diff(part.offsets) for part in parts]))
         columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("spans", "log_probs", "counts"))
         return TokenScores(offsets, *columns)
+
+
+_COLUMNS = ("scores", "stderr", "num_tokens", "truncated_tokens", "profile")
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,8 @@ class ScoreTable:
     stderr : float64 [n]
         Standard error over replicates; NaN where the row has no score or the design has one replicate.
     num_tokens : int64 [n]
-        Tokens scored; 0 where the row has no score. `bidirectional` counts both texts.
+        Tokens scored; 0 where the row has no score. `bidirectional` counts both texts, the mean over references all of
+        its references, a class of words its own tokens alone.
     status : list of str
         "ok", or why not; see the README.
     messages : list of str
@@ -159,10 +175,13 @@ class ScoreTable:
         Mean log-prob by mask ratio; NaN in rows without a score and levels without a draw. For `bidirectional` and
         `pmi`, combined like the score.
     kind : str
-        "mean log-prob", "lower bound" (on log-likelihood), or "difference" (pmi).
+        "mean log-prob", "lower bound" (on log-likelihood; of the class's tokens given the others, where one class of
+        words is masked), "maximum of lower bounds" (over references), or "difference" (pmi).
     signature : Signature
     tokens : TokenScores or None
         On request.
+    reference : int64 [n] or None
+        Where the best of several references counts: its index in the row, -1 where the row has no score.
     """
 
     scores: np.ndarray
@@ -176,20 +195,36 @@ class ScoreTable:
     kind: str
     signature: Signature
     tokens: TokenScores | None = None
+    reference: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.status)
 
     @property
     def nats(self) -> np.ndarray:
-        """Scores in nats a text, float64 [n]: the score times its tokens (for `elbo`, the bound on log p itself)."""
+        """Scores in nats a text, float64 [n]: the score times its tokens (for `elbo`, the bound on log p itself).
+
+        NaN for a mean over references, which is about no single text.
+        """
+        if self.signature.references == "mean":
+            return np.full(len(self), np.nan)
         return np.where(self.num_tokens > 0, self.scores * self.num_tokens, np.nan)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> ScoreTable:
+        """The chosen rows, in the order chosen."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        for name in ("status", "messages"):
+            columns[name] = [getattr(self, name)[row] for row in chosen]
+        tokens = None if self.tokens is None else self.tokens.take(chosen)
+        reference = None if self.reference is None else self.reference[chosen]
+        return replace(self, **columns, tokens=tokens, reference=reference)
 
     @staticmethod
     def join(tables: list[ScoreTable]) -> ScoreTable:
         """Consecutive tables of one signature as one."""
         columns: dict[str, Any] = {}
-        for name in ("scores", "stderr", "num_tokens", "truncated_tokens", "profile"):
+        for name in _COLUMNS if tables[0].reference is None else (*_COLUMNS, "reference"):
             columns[name] = np.concatenate([getattr(table, name) for table in tables])
         for name in ("status", "messages"):
             columns[name] = [item for table in tables for item in getattr(table, name)]

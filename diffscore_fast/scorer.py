@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +13,10 @@ import numpy as np
 from diffscore_fast.arguments import checked_column, checked_seed
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.runner import Estimator
 from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
+from diffscore_fast.estimators.eligible import WithinEligible
 from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import (
     MaskedReconstruction,
@@ -20,18 +24,16 @@ from diffscore_fast.estimators.reconstruction import (
     ReconstructionResult,
 )
 from diffscore_fast.model import ScoringModel, portions, token_estimate
+from diffscore_fast.references import AGGREGATES, Aggregate, aggregate, expand
 from diffscore_fast.results import (
-    EMPTY_CANDIDATE,
-    EMPTY_SOURCE,
-    OK,
     SCORED,
-    TOO_LONG,
-    TRUNCATED_SOURCE,
     ScoreTable,
     Signature,
     TokenScores,
 )
-from diffscore_fast.text.checks import check_text
+from diffscore_fast.rows import RowTokenizer, scored_texts
+from diffscore_fast.text.tagger import DEFAULT_TAGGER, MASK_WORDS, MaskWords
+from diffscore_fast.text.templates import PLAIN, Template, find_template
 from diffscore_fast.text.tokenizer import Encoded
 
 Direction = Literal["marginal", "conditional", "reverse", "bidirectional", "pmi"]
@@ -55,15 +57,25 @@ class ScoreConfig:
     attention: str = "prefix"
     overlength: Overlength = "error"
     token_scores: bool = False
+    template: Template = PLAIN
+    aggregate: Aggregate | None = None  # of references, which stand in the source's place; None where there are none
+    mask_words: MaskWords = "all"
+    tagger: str = DEFAULT_TAGGER
 
     def __post_init__(self) -> None:
         for value, known, what in (
             (self.direction, DIRECTIONS, "direction"),
             (self.attention, ATTENTIONS, "attention"),
             (self.overlength, OVERLENGTH, "overlength policy"),
+            (self.mask_words, MASK_WORDS, "class of words"),
+            (self.aggregate, (None, *AGGREGATES), "aggregate"),
         ):
             if value not in known:
-                raise InputError(f"{what} {value!r} is unknown; use {', '.join(known)}")
+                raise InputError(f"{what} {value!r} is unknown; use {', '.join(filter(None, known))}")
+        if self.aggregate is not None and not self.needs_source:
+            raise InputError("marginal reads no references; use another direction")
+        if self.aggregate == "mean" and self.direction == "reverse" and self.token_scores:
+            raise InputError("the mean over references scores no single text in reverse; for token scores use max")
         if not 0.0 <= self.alpha <= 1.0:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha}")
         object.__setattr__(self, "seed", checked_seed(self.seed))
@@ -71,6 +83,20 @@ class ScoreConfig:
     @property
     def needs_source(self) -> bool:
         return self.direction != "marginal"
+
+    @property
+    def context_name(self) -> str:
+        """What messages call the text beside the candidate."""
+        return "source" if self.aggregate is None else "reference"
+
+    @property
+    def kind(self) -> str:
+        """What the numbers are; see `ScoreTable`."""
+        if self.direction == "pmi":
+            return "difference"
+        # The best of several noisy lower bounds is none: its expectation may lie above every likelihood.
+        bound = self.aggregate == "max" and self.reconstruction.kind == "lower bound"
+        return "maximum of lower bounds" if bound else self.reconstruction.kind
 
     @property
     def passes(self) -> tuple[tuple[str, float], ...]:
@@ -119,6 +145,11 @@ class DiffScorer(ScoringModel):
         attention: Literal["full", "prefix"] | None = None,
         overlength: Overlength = "error",
         token_scores: bool = False,
+        template: str | Path | Template = "plain",
+        references: Sequence[Sequence[str | None] | str | None] | None = None,
+        aggregate: Aggregate = "max",
+        mask_words: MaskWords = "all",
+        tagger: str = DEFAULT_TAGGER,
         progress: Callable[[int], None] | None = None,
     ) -> ScoreTable:
         """Score candidates, each against its source.
@@ -151,6 +182,17 @@ class DiffScorer(ScoringModel):
             Candidates are never cut.
         token_scores : bool
             Also return the score of every token with the characters it covers.
+        template : str, Path or Template
+            Words around the two texts: a name (see `diffscore_fast.text.templates`), or a TOML or JSON file.
+        references : sequence of lists of str, optional
+            Several texts a candidate that stand in the source's place, in place of `sources`: `conditional` is
+            S(c | r), `reverse` S(r | c). A reference that is None, empty, no text or too long is left out.
+        aggregate : {"max", "mean"}
+            The best reference's score, or the mean over references.
+        mask_words : {"all", "content", "function", "entities"}
+            Mask and score one class of words alone, told by a spaCy model; the other words stay visible.
+        tagger : str
+            The spaCy model.
         progress : callable, optional
             Called with the number of window tokens just evaluated. What it raises ends the call, and leaves the scorer
             as good as before.
@@ -163,6 +205,8 @@ class DiffScorer(ScoringModel):
         ------
         InputError
             For unknown options, unequal lengths, or a bare string where a list belongs.
+        DependencyError
+            If a class of words is asked for, and spaCy or its model is not installed.
         UnsupportedPatternError
             If the model was not trained with that attention.
         """
@@ -170,57 +214,46 @@ class DiffScorer(ScoringModel):
         weights = None if level_weights is None else tuple(float(weight) for weight in level_weights)
         config = ScoreConfig(
             direction, ReconstructionConfig(estimator, design, weights, length_normalised), alpha, seed,
-            attention or self.spec.default_pattern, overlength, token_scores,
+            attention or self.spec.default_pattern, overlength, token_scores, find_template(template),
+            None if references is None else aggregate, mask_words, tagger,
         )  # fmt: skip
         self.spec.pattern(config.attention)
-        sources = _checked_columns(config, sources, candidates)
+        sources = _checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
-        return ScoreTable.join(tables) if tables else self._score_rows([], [], [], [], config, None)
+        return ScoreTable.join(tables) if tables else self._score_batch([], config, None)
 
     def score_batches(self, rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]], config: ScoreConfig,
                       progress: Callable[[int], None] | None = None) -> Iterator[ScoreTable]:  # fmt: skip
         """Score a stream of (source, candidate) rows in bounded memory: tables of consecutive rows, in order.
 
-        A value may be anything: what is not text becomes a status. The cuts between tables change no score.
+        A value may be anything: what is not text becomes a status. The cuts between tables change no score. Where the
+        configuration aggregates references, the first value of a row is the list of them.
         """
         draws = config.reconstruction.design.num_draws
 
         def size_of(row: tuple[Any, Any]) -> int:
-            return draws * sum(token_estimate(text) for text in _targets(config, *row))
+            pairs = [row] if config.aggregate is None else expand([row])[0]
+            return draws * sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
 
         for portion in portions(rows, size_of, TOKENS_AT_ONCE):
             yield self._score_batch(portion, config, progress)
 
     def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
-        checked = [_text_status(config, source, candidate) for source, candidate in rows]
-        status = [state for state, _ in checked]
-        messages = [message for _, message in checked]
-        texts = list(dict.fromkeys(text for row, state in zip(rows, status, strict=True) if state == OK
-                                   for text in (row if config.needs_source else row[1:])))  # fmt: skip
-        encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
-        nothing = Encoded(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
-        pairs = [
-            (encoded[row[0]] if config.needs_source else nothing, encoded[row[1]])
-            if state == OK
-            else (nothing, nothing)
-            for row, state in zip(rows, status, strict=True)
-        ]
-        sources, candidates = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return self._score_rows(sources, candidates, status, messages, config, progress)
+        if config.aggregate is not None:
+            pairs, offsets = expand(rows)
+            return aggregate(self._score_pairs(pairs, config, progress), pairs, offsets, config.aggregate)
+        return self._score_pairs(rows, config, progress)
 
-    def _score_rows(self, sources: list[Encoded], candidates: list[Encoded], status: list[str],
-                    messages: list[str], config: ScoreConfig,
-                    progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
-        truncated = np.zeros(len(status), dtype=np.int64)
-        for row, state in enumerate(status):
-            if state != OK:
-                continue
-            lengths = len(sources[row].ids), len(candidates[row].ids)
-            status[row], messages[row], truncated[row] = self._length_status(*lengths, config)
-            if truncated[row]:
-                kept = len(sources[row].ids) - truncated[row]
-                sources[row] = Encoded(sources[row].ids[:kept], sources[row].spans[:kept])
+    @cached_property
+    def _rows(self) -> RowTokenizer:
+        return RowTokenizer(self._tokenizer)
+
+    def _score_pairs(self, pairs: list[tuple[Any, Any]], config: ScoreConfig,
+                     progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
+        pattern = self.spec.pattern(config.attention)
+        rows = self._rows.tokenise(pairs, config, self._room(config.attention), pattern)
+        status = rows.status
         scored = [row for row, state in enumerate(status) if state in SCORED]
         design = config.reconstruction.design
         count, levels = len(status), len(design.level_ratios)
@@ -230,12 +263,12 @@ class DiffScorer(ScoringModel):
         tokens: TokenScores | None = None
         if scored:
             for index, (direction, coefficient) in enumerate(config.passes):
-                contexts, targets = _sides(direction, sources, candidates, scored)
-                result = self._reconstruct(contexts, [item.ids for item in targets], config, progress)
+                contexts, targets = rows.sides(direction, scored)
+                result = self._reconstruct(contexts, targets, config, progress)
                 replicates += coefficient * result.replicate_scores
                 profile += coefficient * result.profile
                 if index == 0 or config.direction == "bidirectional":
-                    num_tokens += [len(item.ids) for item in targets]
+                    num_tokens += [item.num_eligible for item in targets]
                 if config.token_scores:
                     tokens = _token_scores(config, tokens, result, targets, scored, count)
         return ScoreTable(
@@ -243,60 +276,58 @@ class DiffScorer(ScoringModel):
             stderr=_spread(_standard_error(replicates), scored, count),
             num_tokens=_spread(num_tokens, scored, count, fill=0),
             status=status,
-            messages=messages,
-            truncated_tokens=truncated,
+            messages=rows.messages,
+            truncated_tokens=rows.truncated,
             profile=_spread(profile, scored, count),
             profile_ratios=design.level_ratios,
-            kind="difference" if config.direction == "pmi" else config.reconstruction.kind,
+            kind=config.kind,
             signature=self.signature(config),
             tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
         )
 
     def signature(self, config: ScoreConfig) -> Signature:
         """What scores under this configuration depend on beside the row."""
-        design = config.reconstruction.design
+        design, by_class = config.reconstruction.design, config.mask_words != "all"
         return Signature(
             **self._identity, direction=config.direction,
             alpha=config.alpha if config.direction == "bidirectional" else None,
             estimator=config.reconstruction.estimator, level_weights=config.reconstruction.level_weights,
-            length_normalised=config.reconstruction.length_normalised, masking=design.masking, ratios=design.ratios,
-            draws=design.num_draws, levels=design.levels, replicates=design.num_replicates, seed=config.seed,
-            attention=config.attention, template="plain", overlength=config.overlength,
+            length_normalised=config.reconstruction.length_normalised, masking=design.masking,
+            mask_words=config.mask_words if by_class else None,
+            tagger=self._rows.tagger(config.tagger).identity if by_class else None,
+            ratios=design.ratios, draws=design.num_draws, levels=design.levels, replicates=design.num_replicates,
+            seed=config.seed, attention=config.attention,
+            template=config.template.name, references=config.aggregate, overlength=config.overlength,
         )  # fmt: skip
 
-    def _reconstruct(self, contexts: list[np.ndarray], targets: list[np.ndarray], config: ScoreConfig,
+    def _reconstruct(self, contexts: list[np.ndarray], targets: list[Encoded], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ReconstructionResult:  # fmt: skip
         unique: dict[bytes, int] = {}
         context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
         distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
-        sequences = Sequences.build(distinct, context_of, targets)
-        keys = np.array([target_key(config.seed, item) for item in targets], dtype=np.uint64)
-        estimator = MaskedReconstruction(config.reconstruction, sequences, keys)
+        sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
+        keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
+
+        def build(sequences: Sequences) -> MaskedReconstruction:
+            return MaskedReconstruction(config.reconstruction, sequences, keys)
+
+        estimator: Estimator[ReconstructionResult] = build(sequences)
+        if config.mask_words != "all":
+            eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
+            estimator = WithinEligible(eligible, sequences, build)
         return self._runner.evaluate(estimator, sequences, Attention(config.attention), progress)
 
-    def _length_status(self, source: int, candidate: int, config: ScoreConfig) -> tuple[str, str, int]:
-        """Status and message of a row of that many tokens, and how many source tokens to cut."""
-        if candidate == 0:
-            return EMPTY_CANDIDATE, "the candidate has no tokens", 0
-        if config.needs_source and source == 0:
-            return EMPTY_SOURCE, "the source has no tokens", 0
-        room_candidate = self._room(config.attention)
-        # Where window positions restart, either text may use all of them; else both share them.
-        pattern = self.spec.pattern(config.attention)
-        room_source = room_candidate - len(pattern.separator_ids) - (0 if pattern.restart_positions else candidate)
-        if candidate > room_candidate:
-            return TOO_LONG, f"the candidate has {candidate} tokens, the model takes {room_candidate}", 0
-        if not config.needs_source or source <= room_source:
-            return OK, "", 0
-        if config.overlength == "truncate-source" and room_source >= 1:
-            cut = source - room_source
-            return TRUNCATED_SOURCE, f"the last {cut} of the source's {source} tokens were cut", cut
-        return TOO_LONG, f"the source has {source} tokens, there is room for {max(room_source, 0)}", 0
 
-
-def _checked_columns(config: ScoreConfig, sources: Any, candidates: Any) -> Sequence[str | None]:
-    """Validate the two columns; returns the sources, filled in where the direction reads none."""
+def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
+    """Validate the columns; returns the sources or references, filled in where the direction reads none."""
     checked_column("candidates", candidates)
+    if references is not None:
+        if sources is not None:
+            raise InputError("references stand in the source's place; give one of the two, and None for sources")
+        checked_column("references", references)
+        if len(references) != len(candidates):
+            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
+        return references
     if sources is not None:
         checked_column("sources", sources)
     if sources is None:
@@ -306,28 +337,6 @@ def _checked_columns(config: ScoreConfig, sources: Any, candidates: Any) -> Sequ
     if len(sources) != len(candidates):
         raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; they are paired one to one")
     return sources
-
-
-def _text_status(config: ScoreConfig, source: Any, candidate: Any) -> tuple[str, str]:
-    """Status and message of a row by its values alone."""
-    status, message = check_text("candidate", candidate)
-    return check_text("source", source) if status == OK and config.needs_source else (status, message)
-
-
-def _targets(config: ScoreConfig, source: Any, candidate: Any) -> tuple[Any, ...]:
-    if config.direction == "reverse":
-        return (source,)
-    return (source, candidate) if config.direction == "bidirectional" else (candidate,)
-
-
-def _sides(direction: str, sources: list[Encoded], candidates: list[Encoded],
-           rows: list[int]) -> tuple[list[np.ndarray], list[Encoded]]:  # fmt: skip
-    """Contexts and targets of a simple direction."""
-    if direction == "reverse":
-        return [candidates[row].ids for row in rows], [sources[row] for row in rows]
-    if direction == "marginal":
-        return [np.zeros(0, np.int32)] * len(rows), [candidates[row] for row in rows]
-    return [sources[row].ids for row in rows], [candidates[row] for row in rows]
 
 
 def _standard_error(replicates: np.ndarray) -> np.ndarray:

@@ -46,9 +46,10 @@ def test_docstring_examples_run():
     import doctest
 
     from diffscore_fast import bounds, scorer
+    from diffscore_fast.analysis import compare
     from diffscore_fast.compat import bartscore, bertscore
 
-    for module in (scorer, bounds, bartscore, bertscore):
+    for module in (scorer, bounds, compare, bartscore, bertscore):
         outcome = doctest.testmod(module)
         assert outcome.attempted >= 2 and outcome.failed == 0
 

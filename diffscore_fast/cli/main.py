@@ -16,6 +16,9 @@ from diffscore_fast.version import __version__
 # Options of `bound` that only sampled orders have; giving one asks for an estimate.
 SAMPLING_OPTIONS = ("orders", "surrogate_orders", "surrogate", "plain", "folds", "order_design", "z", "seed",
                     "comparators")  # fmt: skip
+# Options of `score` that are about its files, not about the number; `compare` has all the others.
+FILE_OPTIONS = ("input_path", "output_path", "output_format", "output_prefix", "profile", "tokens", "heatmap", "show",
+                "quiet")  # fmt: skip
 EXIT_SOME_FAILED = 3
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
@@ -54,6 +57,15 @@ def main() -> None:
 @click.option("--level-weights", help="For --estimator weighted: comma-separated numbers, one a level.")
 @click.option("--seed", default=0, show_default=True, help="Masks follow from the seed and the scored tokens alone.")
 @click.option("--attention", type=click.Choice(["full", "prefix"]), help="Default: the model's own (mini: prefix).")
+@click.option("--template", default="plain", show_default=True, metavar="NAME|FILE",
+              help="Words around the two texts: plain, summarisation, translation, data-to-text, dialogue, "
+              "simplification, or a TOML or JSON file with the texts forward and reverse.")  # fmt: skip
+@click.option("--mask-words", type=click.Choice(["all", "content", "function", "entities"]), default="all",
+              show_default=True, help="Mask and score one class of words alone (needs spaCy).")  # fmt: skip
+@click.option("--tagger", default="en_core_web_sm", show_default=True, help="spaCy model that tells the class.")
+@click.option("--references-column", help="Field with a list of references, read in the source's place.")
+@click.option("--aggregate", type=click.Choice(["max", "mean"]), default="max", show_default=True,
+              help="What is made of a row's references.")  # fmt: skip
 @click.option("--overlength", type=click.Choice(["error", "skip", "truncate-source"]), default="error",
               show_default=True, help="A text beyond the model's length: a failed row, a skipped row, or the end of "
               "the source is cut. Candidates are never cut.")  # fmt: skip
@@ -62,6 +74,8 @@ def main() -> None:
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
 @click.option("--profile", is_flag=True, help="Add the mean log-prob of every mask-ratio level.")
 @click.option("--tokens", is_flag=True, help="Add [start, end, log-prob] of every token.")
+@click.option("--heatmap", metavar="FILE", help="Write the first 200 rows, coloured by token, as an HTML page; '-' "
+              "prints the first 20 to the terminal.")  # fmt: skip
 @click.option("--show", default=0, metavar="N", help="Print the first N rows with their scores.")
 @click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
@@ -124,6 +138,31 @@ def bound(input_path: str, output_path: str, model: str, **options: Any) -> None
 
 
 @main.command()
+@click.argument("input_paths", metavar="A [B]", nargs=-1, required=True)
+@click.option("--candidate-columns", nargs=2, metavar="A B", help="Two systems in one file: the fields that hold them.")
+@click.option("--candidate-column", default="candidate", show_default=True, help="Field of the candidate in two files.")
+@click.option("--id-column", help="Join the rows of two files by this field; line by line if not given.")
+@click.option("--confidence", default=0.95, show_default=True, help="Coverage of the bootstrap interval.")
+@click.option("--resamples", default=9999, show_default=True, help="Of the bootstrap and the permutation test.")
+@click.option("--differences", default=3, show_default=True, metavar="N", help="Print the N rows that differ most.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
+    """Compare two systems: two files A and B, or two fields of one file A (--candidate-columns).
+
+    Both are scored alike, with options as for `score`. Prints the mean difference with its paired bootstrap interval,
+    the p-value of a paired permutation test, and the rows that differ most. Rows without a score on either side are
+    counted and left out of both. Exit codes as for `score`.
+    """
+    from diffscore_fast.cli.compare import run_compare
+
+    _run(run_compare, input_paths, model, options)
+
+
+compare.params += [option for option in score.params if option.name not in
+                   {*FILE_OPTIONS, *(item.name for item in compare.params)}]  # fmt: skip
+
+
+@main.command()
 @click.option("--model", help="Also describe this model: a folder, or a name in the local Hugging Face cache.")
 def info(model: str | None) -> None:
     """Print versions, devices, models, and which implementation each operation resolves to."""
@@ -136,10 +175,9 @@ def info(model: str | None) -> None:
         sys.exit(EXIT_UNUSABLE)
 
 
-def _run(command: Callable[[str, str, str, dict[str, Any]], bool], input_path: str, output_path: str, model: str,
-         options: dict[str, Any]) -> None:  # fmt: skip
+def _run(command: Callable[..., bool], *arguments: Any) -> None:
     try:
-        failed = command(input_path, output_path, model, options)
+        failed = command(*arguments)
     except DiffScoreError as error:
         click.echo(f"diffscore: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -18,6 +22,9 @@ from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, ScoreTable
 from diffscore_fast.scorer import DiffScorer, ScoreConfig
+from diffscore_fast.text.templates import find_template
+
+TO_TERMINAL = "-"
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -33,10 +40,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     DiffScoreError
         If the options, the input, the output or the model cannot be used; nothing has been scored then.
     """
-    config = _config(options)
-    columns = {"--candidate-column": options["candidate_column"]}
-    if config.needs_source:
-        columns = {"--source-column": options["source_column"], **columns}
+    config = make_config(options)
+    columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
+    heatmap = _HeatMap(options, config, (input_path, output_path))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
                   output_format=options["output_format"])  # fmt: skip
@@ -56,6 +62,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         if scored:
             scores.append(table.scores[row])
             tokens += int(table.num_tokens[row])
+        heatmap.add(record, table, row)
         if shown.row_count < options["show"]:
             text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))
             score, stderr = table.scores[row], table.stderr[row]
@@ -65,6 +72,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
             "tokens": int(table.num_tokens[row]),
+            "reference": None if table.reference is None or not scored else int(table.reference[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
             "profile": _profile(table, row) if scored else None,
             "token_scores": _tokens(table, row) if scored else None,
@@ -73,28 +81,77 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     try:
         scorer = DiffScorer(model, token_budget=options["token_budget"])
         if options["attention"] is None:
-            config = _config({**options, "attention": scorer.spec.default_pattern})
+            config = make_config({**options, "attention": scorer.spec.default_pattern})
         scorer.spec.pattern(config.attention)
         run.process(batches, fields)
     except BaseException:
         run.abandon()
         raise
-    kind = "difference" if config.direction == "pmi" else config.reconstruction.kind
+    heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     lines = []
     if scores:
-        lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({kind})"),
+        lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({config.kind})"),
                  ("median score", f"{statistics.median(scores):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
-    run.finish(lines, scorer.signature(config), kind, shown if shown.row_count else None)
+    run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 
-def _config(options: dict[str, Any]) -> ScoreConfig:
+class _HeatMap:
+    """The first rows of a run, kept for the heat map; nothing where none is asked for."""
+
+    def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, str]) -> None:
+        self._path, self._direction = options["heatmap"], config.direction
+        self._column = options["candidate_column"]
+        if config.direction == "reverse":
+            self._column = next(iter(context_column(options, config).values()))
+        self._texts: list[str | None] = []
+        self._tables: list[ScoreTable] = []
+        self._most = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
+        if self._path not in (None, TO_TERMINAL) and not Path(self._path).absolute().parent.is_dir():
+            raise InputError(f"cannot write {self._path}: there is no such folder")
+        if self._path not in (None, TO_TERMINAL) and os.path.realpath(self._path) in map(os.path.realpath, taken):
+            raise InputError(f"heat map {self._path} would write over the input or the output; name another file")
+
+    def add(self, record: Record, table: ScoreTable, row: int) -> None:
+        if self._path is None or len(self._texts) == self._most:
+            return
+        text = None if record.fields is None else record.fields.get(self._column)
+        if isinstance(text, list) and table.reference is not None and table.reference[row] >= 0:
+            text = text[table.reference[row]]
+        self._texts.append(text if isinstance(text, str) else None)
+        self._tables.append(table.take([row]))
+
+    def finish(self, rows_in_all: int, *, to_stderr: bool) -> None:
+        if self._path is None or not self._tables:
+            return
+        table = ScoreTable.join(self._tables)
+        if self._path == TO_TERMINAL:
+            Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
+        else:
+            page = heatmap_html(self._texts, table, rows_in_all=rows_in_all)
+            Path(self._path).write_text(page, encoding="utf-8", errors="replace")
+
+
+def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, str]:
+    """The option that names the field of the texts beside the candidates, and that field; empty where none is read."""
+    if not config.needs_source:
+        return {}
+    if config.aggregate is not None:
+        return {"--references-column": options["references_column"]}
+    return {"--source-column": options["source_column"]}
+
+
+def make_config(options: dict[str, Any]) -> ScoreConfig:
+    """The configuration that the options of `score` spell."""
     design = MaskDesign(options["draws"], options["mask_ratios"], options["masking"], options["levels"],
                         options["replicates"])  # fmt: skip
     weights = parse_numbers("--level-weights", options["level_weights"])
     return ScoreConfig(
         options["direction"], ReconstructionConfig(options["estimator"], design, weights), options["alpha"],
-        options["seed"], options["attention"] or "prefix", options["overlength"], options["tokens"],
+        options["seed"], options["attention"] or "prefix", options["overlength"],
+        options["tokens"] or options["heatmap"] is not None, find_template(options["template"]),
+        None if options["references_column"] is None else options["aggregate"], options["mask_words"],
+        options["tagger"],
     )  # fmt: skip
 
 
@@ -114,6 +171,8 @@ def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, Fie
     }  # fmt: skip
     if config.overlength == "truncate-source":
         fields["truncated_tokens"] = "count"
+    if config.aggregate == "max":
+        fields["reference"] = "count"
     if options["profile"]:
         fields["profile"] = "named_numbers"
     if options["tokens"]:

@@ -18,14 +18,32 @@ UNKNOWN = ("[UNK]", "<unk>")  # what a text that cannot be spelled becomes; no c
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text as tokens: `ids` int32 [L] and `spans` int32 [L, 2], the half-open character range of each.
+    """One text as tokens.
 
     Byte-level tokenizers have tokens of white space alone, whose range may be empty, and cut a character into several
     tokens, which then all have its range.
+
+    Parameters
+    ----------
+    ids : int32 [L]
+    spans : int32 [L, 2]
+        Half-open character range of each.
+    eligible : bool [L], optional
+        Which tokens may be masked; all of them if not given.
     """
 
     ids: np.ndarray
     spans: np.ndarray
+    eligible: np.ndarray | None = None
+
+    @property
+    def num_eligible(self) -> int:
+        return len(self.ids) if self.eligible is None else int(self.eligible.sum())
+
+    def head(self, count: int) -> Encoded:
+        """The first tokens."""
+        eligible = None if self.eligible is None else self.eligible[:count]
+        return Encoded(self.ids[:count], self.spans[:count], eligible)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""Masking some tokens alone: the others are read, and count for nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.runner import Runner
+from diffscore_fast.engine.windows import Attention, Sequences
+from diffscore_fast.estimators.eligible import WithinEligible
+from diffscore_fast.estimators.masks import MaskDesign
+from diffscore_fast.estimators.reconstruction import MaskedReconstruction, ReconstructionConfig
+from tests.support.networks import BagOfTokens
+
+TARGETS = [np.array(ids, np.int32) for ids in ([5, 6, 7, 8, 9], [10, 11], [12])]
+ELIGIBLE = np.array([1, 0, 1, 1, 0, 0, 1, 1], dtype=bool)
+SEQUENCES = Sequences.build([np.array([20], np.int32), np.zeros(0, np.int32)], np.array([0, 1, 0]), TARGETS)
+KEYS = np.array([target_key(0, item) for item in TARGETS], dtype=np.uint64)
+
+
+def estimator(config: ReconstructionConfig, eligible: np.ndarray) -> WithinEligible:
+    return WithinEligible(eligible, SEQUENCES, lambda sequences: MaskedReconstruction(config, sequences, KEYS))
+
+
+@pytest.mark.parametrize("name", ["mean_logprob", "elbo"])
+def test_scores_are_those_of_the_masks_that_the_class_gets(name):
+    """Every draw by hand, from the network's closed form: visible tokens of the other class stay in the bag."""
+    backbone, config = BagOfTokens(restart_positions=True), ReconstructionConfig(name, MaskDesign(20))
+    within = estimator(config, ELIGIBLE)
+    masks = np.split(within.plan([]).masked, np.cumsum(np.repeat([5, 2, 1], 18))[:-1])
+    within = estimator(config, ELIGIBLE)
+    result = Runner(backbone).evaluate(within, SEQUENCES, Attention("prefix"))
+    offsets, ratios = [0, 5, 7, 8], np.tile(np.arange(1, 10) / 10, 2)
+    for item, target in enumerate(TARGETS):
+        own = ELIGIBLE[offsets[item] : offsets[item + 1]]
+        contributions = []
+        token_values: dict[int, list[float]] = {place: [] for place in range(len(target))}
+        for draw in range(18):
+            mask = masks[18 * item + draw]
+            assert not (mask & ~own).any()
+            seen = [2, *([20] if item != 1 else []), *np.where(mask, 1, target)]
+            values = {at: backbone.log_prob(int(target[at]), at, seen) for at in np.flatnonzero(mask)}
+            for at, value in values.items():
+                token_values[at].append(value)
+            total = sum(values.values())
+            contributions.append(total / len(values) if name == "mean_logprob" else total / ratios[draw] / own.sum())
+        expected = np.reshape(contributions, (2, 9)).mean(axis=1)
+        np.testing.assert_allclose(result.replicate_scores[item], expected, atol=1e-5)
+        tokens = slice(offsets[item], offsets[item + 1])
+        assert result.token_counts[tokens].tolist() == [len(values) for values in token_values.values()]
+        means = [np.mean(values) if values else np.nan for values in token_values.values()]
+        np.testing.assert_allclose(result.token_log_probs[tokens], means, atol=1e-5)
+
+
+def test_with_every_token_eligible_nothing_changes():
+    config = ReconstructionConfig("mean_logprob", MaskDesign(20))
+    runner = Runner(BagOfTokens(restart_positions=True))
+    results = [runner.evaluate(item, SEQUENCES, Attention("full")) for item in
+               (estimator(config, np.ones(8, bool)), MaskedReconstruction(config, SEQUENCES, KEYS))]  # fmt: skip
+    np.testing.assert_array_equal(results[0].replicate_scores, results[1].replicate_scores)
+    np.testing.assert_array_equal(results[0].token_log_probs, results[1].token_log_probs)
