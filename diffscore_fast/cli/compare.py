@@ -78,7 +78,9 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     if len(paths) == 1:
         if id_column is not None:
             raise InputError("--id-column joins two files; one file needs none")
-        records = _read(paths[0], [("--candidate-columns", column) for column in columns], context, options["input_format"])
+        records = _read(
+            paths[0], [("--candidate-columns", column) for column in columns], context, options["input_format"]
+        )
         a, b = ([_values(record, context, column) for record in records] for column in columns)
         return Pairs([f"line {record.line}" for record in records], a, b, {})
     needed = [("--candidate-column", options["candidate_column"])]
