@@ -174,6 +174,21 @@ def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries):
 
 
 @needs_extension
+def test_a_long_window_is_bitwise_the_same_on_any_number_of_threads():
+    layout = make_layout([500, 1], [(0, 30), (0, 30)], block=3)
+    inputs = tensors(layout, 2, 1, 32, 30)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(prefix_attention(*inputs, layout, implementation="cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(results[0].double(), dense(*inputs, layout), rtol=0, atol=3e-6)
+    assert torch.equal(*results)
+
+
+@needs_extension
 @settings(max_examples=60, deadline=None)
 @given(
     windows=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 9), st.integers(0, 70)), min_size=1, max_size=6),
