@@ -41,7 +41,10 @@ TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), Machine(65536, 164 << 10, 2048)),
     "sm_90": (GPUTarget("cuda", 90, 32), Machine(65536, 228 << 10, 2048, 4.8e12, (990e12, 67e12))),  # H200
     "sm_100": (GPUTarget("cuda", 100, 32), Machine(65536, 228 << 10, 2048)),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), Machine(4 * 512 * 64, 64 << 10, 2048, 5.3e12, (1307e12, 163.4e12))),  # MI300X  # MI300X
+    "gfx942": (  # MI300X
+        GPUTarget("hip", "gfx942", 64),
+        Machine(4 * 512 * 64, 64 << 10, 2048, 5.3e12, (1307e12, 163.4e12)),
+    ),
 }
 MATRIX_INSTRUCTIONS = r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|v_mfma_\w+|v_smfmac_\w+)"
 

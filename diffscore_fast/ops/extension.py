@@ -37,7 +37,7 @@ def instruction_set() -> str | None:
 
 
 def brgemm_unavailable(dtype: torch.dtype) -> str | None:
-    """None where the extension's products in `dtype` can go through oneDNN's brgemm, else one sentence that says why not.
+    """None where products of `dtype` can go through oneDNN's brgemm, else one sentence that says why not.
 
     The answer includes a check of its products that is made once.
     """
