@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -15,6 +16,17 @@ COMPILE_FLAGS = [
     "-Wno-psabi",
     "-Wno-unknown-pragmas",
 ]
+
+
+def write_fingerprint() -> str:
+    """A source file with the hash of csrc/; touched only when that changes."""
+    path = Path("build") / "fingerprint.cpp"
+    value = runpy.run_path("csrc/fingerprint.py")["fingerprint"]()
+    text = f'extern const char* const diffscore_sources = "{value}";\n'
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return str(path)
 
 
 def extension_arguments() -> dict:
@@ -35,7 +47,7 @@ def extension_arguments() -> dict:
                 print(f"diffscore_fast: building without the C++ kernels: {error}")
                 self.extensions = []
 
-    sources = sorted(str(path) for path in Path("csrc").glob("*.cpp"))
+    sources = sorted(str(path) for path in Path("csrc").glob("*.cpp")) + [write_fingerprint()]
     headers = sorted(str(path) for pattern in ("*.h", "*.inc") for path in Path("csrc").glob(pattern))
     extension = CppExtension("diffscore_fast._C", sources, depends=headers, extra_compile_args=COMPILE_FLAGS)
     return {"ext_modules": [extension], "cmdclass": {"build_ext": OptionalBuild}}

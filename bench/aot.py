@@ -4,7 +4,8 @@ Words after the command keep the kernels and targets that hold them all: `python
 
 Prints, per kernel, shape and target: registers and spills a thread, shared memory a program, the bound that these set
 on occupancy, the matrix instructions in the machine code, and the time that the counted bytes and operations allow on
-the target's GPU at its data-sheet rates. A spill in a shipped configuration makes the exit status 1.
+an H200 (sm_90) and an MI300X (gfx942) at their data-sheet rates. A spill in a shipped configuration makes the exit
+status 1. All of them take a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ class Machine:
     registers: int  # 32-bit, a multiprocessor
     shared: int  # bytes, a multiprocessor
     most_threads: int
-    bandwidth: float  # bytes a second; 0 where no time is stated
-    bf16_rate: float  # operations a second
+    bandwidth: float = 0.0  # bytes a second; 0 where no time is stated
+    rates: tuple[float, float] = (0.0, 0.0)  # operations a second: bfloat16 or float16 matrices; float32
 
 
 TARGETS = {
-    "sm_80": (GPUTarget("cuda", 80, 32), Machine(65536, 164 << 10, 2048, 0.0, 0.0)),
-    "sm_90": (GPUTarget("cuda", 90, 32), Machine(65536, 228 << 10, 2048, 4.8e12, 990e12)),  # H200
-    "sm_100": (GPUTarget("cuda", 100, 32), Machine(65536, 228 << 10, 2048, 0.0, 0.0)),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), Machine(4 * 512 * 64, 64 << 10, 2048, 5.3e12, 1307e12)),  # MI300X
+    "sm_80": (GPUTarget("cuda", 80, 32), Machine(65536, 164 << 10, 2048)),
+    "sm_90": (GPUTarget("cuda", 90, 32), Machine(65536, 228 << 10, 2048, 4.8e12, (990e12, 67e12))),  # H200
+    "sm_100": (GPUTarget("cuda", 100, 32), Machine(65536, 228 << 10, 2048)),
+    "gfx942": (  # MI300X
+        GPUTarget("hip", "gfx942", 64),
+        Machine(4 * 512 * 64, 64 << 10, 2048, 5.3e12, (1307e12, 163.4e12)),
+    ),
 }
 MATRIX_INSTRUCTIONS = r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|v_mfma_\w+|v_smfmac_\w+)"
 
@@ -53,100 +57,106 @@ class Case:
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    num_warps: int
-    num_stages: int
+    launch: tuple[int, int, bool]  # warps, stages, whether products and sums may fuse
     moved: float  # bytes, each operand once
     operations: float
 
 
 def cases() -> list[Case]:
-    """Every kernel at the shapes of LLaDA-8B (D 4096, V 126464) and BD3-LM (D 768, V 50258), bfloat16 and float32."""
-    found = []
-    for model, width, vocabulary in (("LLaDA-8B", 4096, 126464), ("BD3-LM", 768, 50258)):
-        found += logprob_cases(model, 1024, width, vocabulary, torch.bfloat16)
-    found += logprob_cases("BD3-LM", 1024, 768, 50258, torch.float32)
-    for heads, width in ((12, 64), (32, 128)):
-        for dtype in (torch.bfloat16, torch.float32):
+    """Every kernel in every type and with every option, at the shapes of LLaDA-8B (D 4096, V 126464) and BD3-LM (D 768,
+    V 50258). Head sizes 80 and 96 run the code of 128: the size is an argument, its power of 2 a constant."""
+    found = logprob_cases("LLaDA-8B", 1024, 4096, 126464, torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for options in ({}, {"capped": True}, {"eight_bit": True}):
+            found += logprob_cases("BD3-LM", 1024, 768, 50258, dtype, **options)
+        for heads, width in ((12, 32), (12, 64), (32, 128)):
             found += attention_cases(heads, width, dtype)
-    return found + segment_cases(1_000_000, 8, 4)
+    return found + [case for folds in (2, 8, 32, 128) for case in segment_cases(1_000_000, max(8, folds), folds)]
 
 
 def _letter(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
 
 
-def _case(name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int,
+def _case(name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], launch: tuple[int, int, bool],
           moved: float, operations: float) -> Case:  # fmt: skip
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
     missing = [key for key, kind in signature.items() if kind == "constexpr" and key not in constants]
     assert not missing, f"{name}: no type and no value for {missing}"
-    return Case(name, kernel, signature, constants, warps, stages, moved, operations)
+    return Case(name, kernel, signature, constants, launch, moved, operations)
 
 
-def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype) -> list[Case]:
+def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype, *, capped: bool = False,
+                  eight_bit: bool = False) -> list[Case]:  # fmt: skip
     module, letter = kernels("masked_logprob"), _letter(dtype)
     config = module.config_for(dtype)
     tiles = {"BLOCK_N": config.BLOCK_N, "BLOCK_V": config.BLOCK_V, "BLOCK_D": config.BLOCK_D}
-    flags = {"HAS_BIAS": True, "HAS_CAP": False, "EXCLUDED": 1}
-    size = 4 if dtype == torch.float32 else 2
-    operands, product = size * width * (rows + vocabulary), 2.0 * rows * width * vocabulary
+    flags = {"HAS_BIAS": True, "HAS_CAP": capped, "HAS_SCALE": eight_bit, "EXCLUDED": 1}
+    size = dtype.itemsize
+    stored = 1 if eight_bit else size
+    operands, product = width * (size * rows + stored * vocabulary), 2.0 * rows * width * vocabulary
     types = {
-        **dict.fromkeys(("hidden", "weight", "bias"), f"*{letter}"),
+        **dict.fromkeys(("hidden", "bias"), f"*{letter}"), "weight": "*i8" if eight_bit else f"*{letter}",
         **dict.fromkeys(("rows", "targets", "excluded", "rank"), "*i64"),
         **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob"), "*fp32"),
         "entropy": "*fp32", "above": "*i32", "grad_log_prob": "*fp32", "gradient": f"*{letter}",
+        "weight_scale": "*fp32",
         **dict.fromkeys(("count", "width", "vocabulary", "split_size", "splits", "first", "last"), "i32"),
         **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
         **dict.fromkeys(("logit_scale", "soft_cap"), "fp32"),
     }  # fmt: skip
-    label = f"{model} D {width} V {vocabulary} {letter}"
-    options = (config.num_warps, config.num_stages)
+    option = " soft-cap" if capped else " int8 weight" if eight_bit else ""
+    label = f"{model} D {width} V {vocabulary} {letter}{option}"
+    launch = (config.num_warps, config.num_stages, config.enable_fp_fusion)
     partial = 2 * 4 * module.MOST_SPLITS * rows
-    return [
+    found = [
         _case(f"masked_logprob forward, {label}", module.forward_kernel, types,
-              {**tiles, **flags, "STATISTICS": False}, *options, operands + partial, product),
+              {**tiles, **flags, "STATISTICS": False}, launch, operands + partial, product),
         _case(f"masked_logprob statistics, {label}", module.forward_kernel, types,
-              {**tiles, **flags, "STATISTICS": True}, *options, operands + 2 * partial, product),
+              {**tiles, **flags, "STATISTICS": True}, launch, operands + 2 * partial, product),
         _case(f"masked_logprob target logits, {label}", module.target_logits_kernel, types, {**tiles, **flags},
-              *options, 2 * size * width * rows, 2.0 * rows * width * config.BLOCK_V),
-        _case(f"masked_logprob merge, {label}", module.merge_kernel, types, {"STATISTICS": True, "BLOCK_N": 128}, 4, 3,
-              2 * partial, 0.0),
+              launch, (size + stored) * width * rows, 2.0 * rows * width * config.BLOCK_V),
         _case(f"masked_logprob logit gradient, {label}", kernels("logit_gradients").logit_gradient_kernel, types,
-              {**tiles, **flags}, *options, operands + size * rows * vocabulary, product),
+              {**tiles, **flags}, launch, operands + size * rows * vocabulary, product),
     ]  # fmt: skip
+    if not option:
+        merge = {"STATISTICS": True, "BLOCK_N": 128}
+        found.append(_case(f"masked_logprob merge, {label}", module.merge_kernel, types, merge,
+                           (4, 3, config.enable_fp_fusion), 2 * partial, 0.0))  # fmt: skip
+    return found
 
 
 def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
     """16 candidates x 20 draws x 73 tokens over a 450-token prefix."""
     module, letter = kernels("prefix_attention"), _letter(dtype)
-    size = 4 if dtype == torch.float32 else 2
+    size = dtype.itemsize
     queries, prefix, window = 16 * 20 * 73, 450, 73
     types = {
         **dict.fromkeys(("query", "key", "value", "out"), f"*{letter}"),
-        **dict.fromkeys(("rows", "block_begin", "block_end", "block_start", "block_length", "block_first", "block_last",
-                         "has_prefix", "limits"), "*i64"),
-        **dict.fromkeys(("best_out", "mass_out", "best_in", "mass_in", "state"), "*fp32"),
+        **dict.fromkeys(("rows", "block_begin", "block_end", "block_first", "block_last", "limits"), "*i64"),
+        "has_prefix": "*i64", **dict.fromkeys(("best_state", "mass_state", "state"), "*fp32"),
         **dict.fromkeys(("heads", "group", "width", "query_row", "query_head", "key_row", "key_head", "value_row",
                          "value_head"), "i32"),
         "scale": "fp32",
     }  # fmt: skip
     numbers, state = queries * heads * width, 4.0 * queries * heads * (width + 2)
+    first, second = module.prefix_config(dtype, width), module.window_config(dtype, width)
     found = []
-    for name, kernel, config, keys, moved, extra in (
-        ("prefix", module.prefix_kernel, module.prefix_config(dtype, width), prefix, size * numbers + state, {}),
-        ("window", module.window_kernel, module.window_config(dtype, width), window, 4 * size * numbers + state,
-         {"LIMITED": False}),
-    ):  # fmt: skip
-        constants = {"WIDTH": width, "BLOCK_Q": config.BLOCK_Q, "BLOCK_K": config.BLOCK_K, **extra}
-        found.append(_case(
-            f"prefix_attention {name}, {heads} heads of {width} {letter}", kernel, types, constants, config.num_warps,
-            config.num_stages, moved, 4.0 * numbers * keys,
-        ))  # fmt: skip
+    for name, config, keys, moved, limited in (
+        ("prefix", first, prefix, size * numbers + state, False),
+        ("window", second, window, 4 * size * numbers + state, False),
+        ("window in blocks", second, window, 4 * size * numbers + state, True),
+    ):
+        constants = {"WIDTH": width, "BLOCK_Q": config.BLOCK_Q, "BLOCK_K": config.BLOCK_K,
+                     "PREFIX": name == "prefix", "LIMITED": limited}  # fmt: skip
+        launch = (config.num_warps, config.num_stages, config.enable_fp_fusion)
+        found.append(_case(f"prefix_attention {name}, {heads} heads of {width} {letter}", module.stage_kernel, types,
+                           constants, launch, moved, 4.0 * numbers * keys))  # fmt: skip
     return found
 
 
 def segment_cases(count: int, draws: int, folds: int) -> list[Case]:
-    """The float64 reductions; no time is stated, as the rates above are of bfloat16."""
+    """The float64 reductions, whose time is that of their bytes."""
     means, bounds = kernels("log_mean_exp"), kernels("evidence_bounds")
     types = {
         **dict.fromkeys(("values", "log_mean", "error", "minimum", "maximum", "log_p"), "*fp64"),
@@ -154,11 +164,12 @@ def segment_cases(count: int, draws: int, folds: int) -> list[Case]:
         "segments": "*i64", "folds": "i32",
     }  # fmt: skip
     moved = 8.0 * count * (draws + 4)
-    return [
-        _case("log_mean_exp fp64", means.log_mean_exp_kernel, types, {"BLOCK": means.BLOCK}, 1, 3, moved, 0.0),
-        _case("evidence_bounds fp64", bounds.evidence_bounds_kernel, types, {"FOLDS": folds, "BLOCK": bounds.BLOCK}, 4,
-              3, moved, 0.0),
-    ]  # fmt: skip
+    found = [_case(f"evidence_bounds {folds} folds fp64", bounds.evidence_bounds_kernel, types,
+                   bounds.tile_sizes(folds), (4, 3, True), moved, 0.0)]  # fmt: skip
+    if folds == 2:
+        found.append(_case("log_mean_exp fp64", means.log_mean_exp_kernel, types, {"BLOCK": means.BLOCK}, (1, 3, True),
+                           moved, 0.0))  # fmt: skip
+    return found
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ def compile_case(case: Case, target: GPUTarget) -> Compiled:
         if kind.startswith("*") or name in aligned
     }
     source = ASTSource(case.kernel, case.signature, constants, attributes)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options = dict(zip(("num_warps", "num_stages", "enable_fp_fusion"), case.launch, strict=True))
     built = triton.compile(source, target=target, options=options)
     if target.backend == "hip":
         text = built.asm["amdgcn"]
@@ -210,7 +221,7 @@ def cubin_resources(cubin: bytes) -> tuple[int, int]:
 
 def occupancy(case: Case, built: Compiled, target: GPUTarget, machine: Machine) -> float:
     """Bound on resident threads from registers and shared memory, as a share of the multiprocessor's most."""
-    threads = case.num_warps * target.warp_size
+    threads = case.launch[0] * target.warp_size
     by_registers = machine.registers // max(1, built.registers * threads)
     by_shared = machine.shared // built.shared if built.shared else by_registers
     return min(1.0, min(by_registers, by_shared) * threads / machine.most_threads)
@@ -230,8 +241,9 @@ def report(words: list[str]) -> int:
                 f"shared {built.shared / 1024:5.1f} KiB occupancy <= {occupancy(case, built, target, machine):4.0%} "
             )
             line += f"{built.instructions}"
-            if machine.bandwidth and "bf16" in case.name:
-                seconds = max(case.moved / machine.bandwidth, case.operations / machine.bf16_rate)
+            if machine.bandwidth:
+                rate = machine.rates["fp32" in case.name]
+                seconds = max(case.moved / machine.bandwidth, case.operations / rate)
                 line += f"; {case.moved / 1e6:.0f} MB, {case.operations / 1e9:.1f} Gop, roofline {seconds * 1e6:.0f} us"
             print(line, flush=True)
             spilled += built.spills > 0

@@ -110,13 +110,19 @@ def check_prefix_attention(write: Callable[..., None]) -> None:
             )
             rivals = {
                 name: (lambda name=name, inputs=inputs: ops.prefix_attention(*inputs, layout, implementation=name))
-                for name in ("triton", "reference")
+                for name in ("triton", "flash_attn", "reference")
+                if name != "flash_attn" or runs_flash_attention(dtype)
             }
             rivals.update(varlen_rival(*inputs, offsets, prefix))
             shape = f"{windows} windows, prefix {prefix}, {heads} heads of {width}"
             for name, call in rivals.items():
                 write("prefix_attention", name, shape, dtype, median_seconds(call, 5))
             verdict("prefix_attention", dtype, error, budget, torch.equal(got[:last], alone))
+
+
+def runs_flash_attention(dtype: torch.dtype) -> bool:
+    unavailable = ops.PREFIX_ATTENTION.reasons(torch.device("cuda"))["flash_attn"]
+    return dtype != torch.float32 and unavailable is None
 
 
 def varlen_rival(query: Tensor, key: Tensor, value: Tensor, shared_key: Tensor, shared_value: Tensor,

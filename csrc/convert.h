@@ -22,10 +22,11 @@ class RowReader {
 
   bool is_float() const { return type_ == at::kFloat; }
   int64_t stride() const { return stride_; }
+  const char* bytes(int64_t row) const { return data_ + row * stride_ * size_; }
   const float* floats(int64_t row) const { return reinterpret_cast<const float*>(data_) + row * stride_; }
 
   void read(int64_t row, float* to) const {
-    const char* from = data_ + row * stride_ * size_;
+    const char* from = bytes(row);
     switch (type_) {
       case at::kBFloat16: return copy(reinterpret_cast<const c10::BFloat16*>(from), to, 1.0f);
       case at::kHalf: return copy(reinterpret_cast<const c10::Half*>(from), to, 1.0f);

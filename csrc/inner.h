@@ -7,6 +7,10 @@
 
 #include <cstdint>
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "The C++ kernels need GCC 12 or newer, or clang: the inner loops use __builtin_shufflevector."
+#endif
+
 namespace diffscore {
 
 constexpr int64_t kVector = 8;             // float32 numbers in one vector
@@ -38,11 +42,11 @@ struct InnerKernels {
   void (*product)(const float* a, int64_t row_stride, int64_t step, int64_t rows, int64_t depth, const float* b,
                   float* c, bool add, int vectors);
 
-  // z in place of the products c [rows, kLanes]; `bias` [rows] may be null.
-  void (*logits)(float* c, int64_t rows, const float* bias, LogitTransform transform, int vectors);
+  // z in place of the products c [rows, kLanes], rows `stride` apart; `bias` [rows] may be null.
+  void (*logits)(float* c, int64_t stride, int64_t rows, const float* bias, LogitTransform transform, int vectors);
 
-  // Takes the logits c [rows, kLanes] into the running state.
-  void (*absorb)(const float* c, int64_t rows, LogitState state, int vectors);
+  // Takes the logits c [rows, kLanes], rows `stride` apart, into the running state.
+  void (*absorb)(const float* c, int64_t stride, int64_t rows, LogitState state, int vectors);
 
   // Scores c [rows, kLanes] of keys first_key.. become weights exp(score - maximum); the running maximum, sum and
   // accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all.

@@ -1,11 +1,12 @@
 // The body's products with their epilogue in cache: bias, GELU or SwiGLU, residual and layer norm.
 //
-// Rows of x are the lanes; four panels of 24 share a walk over the weight, 64 of its rows at a time, so that a tile of
-// it is read four times from the second-level cache. The epilogue works down the lanes of the finished panel.
+// Rows of x are the lanes; up to four panels of 24 share a walk over the weight, 64 of its rows at a time, so that a
+// tile of it is read four times from the second-level cache. The epilogue works down the lanes of the finished panel.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -17,7 +18,7 @@ namespace diffscore {
 namespace {
 
 constexpr int64_t kTileRows = 64;
-constexpr int64_t kPanelsAtOnce = 4;
+constexpr int64_t kMostPanels = 4;
 
 struct Problem {
   const float *x, *weight, *bias, *residual, *gain, *offset;
@@ -35,16 +36,18 @@ void point_at_rows(Number* matrix, int64_t stride, int64_t first, int64_t count,
 }
 
 void run(const InnerKernels& inner, const Problem& problem) {
-  const int64_t panels = (problem.rows + kLanes - 1) / kLanes;
-  share_units((panels + kPanelsAtOnce - 1) / kPanelsAtOnce, [&](const auto& claim) {
+  const int64_t panels = (problem.rows + kLanes - 1) / kLanes, threads = at::get_num_threads();
+  // Few rows are shared among all threads; how panels are grouped changes no sum.
+  const int64_t at_once = std::clamp<int64_t>(panels / threads, 1, kMostPanels);
+  share_units((panels + at_once - 1) / at_once, [&](const auto& claim) {
     const int64_t x_size = problem.depth * kLanes, y_size = problem.width * kLanes;
     const int64_t spare_size = std::max(problem.depth, problem.kept);
-    Scratch x(kPanelsAtOnce * x_size), y(kPanelsAtOnce * y_size), residual(problem.kept * kLanes), spare(spare_size);
+    Scratch x(at_once * x_size), y(at_once * y_size), residual(problem.kept * kLanes), spare(spare_size);
     std::fill_n(spare.get(), spare_size, 0.0f);
     const float* from[kLanes];
     float* to[kLanes];
     for (int64_t unit; claim(unit);) {
-      const int64_t first_panel = unit * kPanelsAtOnce, here = std::min(kPanelsAtOnce, panels - first_panel);
+      const int64_t first_panel = unit * at_once, here = std::min(at_once, panels - first_panel);
       const auto lanes_in = [&](int64_t p) {
         return std::min(kLanes, problem.rows - (first_panel + p) * kLanes);
       };

@@ -1,21 +1,24 @@
 // Log-softmax of the vocabulary projection, gathered at the target; logits live in a cache-sized tile only.
 //
 // Hidden states are packed once into panels of 24 rows, the lanes. Tiles of 64 vocabulary rows are read where they lie
-// and multiplied with a panel into a [64, 24] tile, which the online softmax absorbs while it is in cache. The
-// vocabulary is cut into at most 64 splits by its size alone; their states are merged in order.
+// and multiplied with a panel, or by brgemm with two, into a [64, 24] tile, which the online softmax absorbs while it
+// is in cache. The vocabulary is cut into at most 64 splits by its size alone; their states are merged in order.
 #include <ATen/core/Tensor.h>
-#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "brgemm.h"
 #include "convert.h"
 #include "inner.h"
 #include "parallel.h"
@@ -23,23 +26,36 @@
 namespace diffscore {
 namespace {
 
-constexpr int64_t kTileRows = 64;      // vocabulary rows in one tile
+constexpr int64_t kTileRows = kBlockRows;  // vocabulary rows in one tile
 constexpr int64_t kMostSplits = 64;
 constexpr int64_t kLeastSplit = 256;   // vocabulary rows; below, merging would cost more than it shares out
-constexpr int64_t kPanelsAtOnce = 42;  // panels that one unit of work takes through a split
+constexpr int64_t kPanelsAtOnce = 42;  // an even number of panels, which one unit of work takes through a split
 constexpr int64_t kWideDepth = 1024;   // beyond, a tile of the weight leaves the second-level cache
 constexpr int64_t kPanelsTogether = 14;
+constexpr int64_t kDepthStep = 32;     // what the depth must divide by for brgemm: one AMX row of bfloat16
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Problem {
   int64_t rows, depth, vocabulary, panels, splits, split_rows;
+  bool brgemm;            // products by brgemm.h, of type `type`; else by the inner loops in float32
+  at::ScalarType type;
   LogitTransform transform;
   std::vector<int64_t> excluded;
   const float* bias;      // [V] or null
   const int64_t* targets; // [N]
   bool statistics;
 
-  int lanes_in(int64_t panel) const { return static_cast<int>(std::min(kLanes, rows - panel * kLanes)); }
+  // 0 in the panel that makes the last of brgemm's blocks whole
+  int64_t lanes_in(int64_t panel) const { return std::clamp<int64_t>(rows - panel * kLanes, 0, kLanes); }
+  int64_t side_by_side() const { return brgemm ? kBlockPanels : 1; }  // panels whose products lie in one tile
+  int64_t tile_stride() const { return side_by_side() * kLanes; }
+  int64_t number_size() const { return brgemm && type == at::kBFloat16 ? 2 : 4; }
+  int64_t weight_tile_bytes() const { return kTileRows * depth * number_size(); }
+  // The products of panel `index` of those that `tiles` holds.
+  float* tile_of(float* tiles, int64_t index) const {
+    const int64_t side = side_by_side();
+    return tiles + index / side * kTileRows * tile_stride() + index % side * kLanes;
+  }
 };
 
 // What the splits leave behind: [splits, panels * kLanes] each.
@@ -49,7 +65,7 @@ struct Partial {
       : maximum(size), sum(size), weighted(statistics ? size : 0), above(statistics ? size : 0) {}
 };
 
-void pack_hidden(const InnerKernels& inner, const RowReader& hidden, const int64_t* rows, const Problem& problem,
+void pack_panels(const InnerKernels& inner, const RowReader& hidden, const int64_t* rows, const Problem& problem,
                  float* packed) {
   share_units(problem.panels, [&](const auto& claim) {
     Scratch converted(hidden.is_float() ? 0 : kLanes * problem.depth), spare(problem.depth);
@@ -71,16 +87,64 @@ void pack_hidden(const InnerKernels& inner, const RowReader& hidden, const int64
   });
 }
 
-// Products [rows, kLanes] of `rows` vocabulary rows, [rows, depth] at `weight`, with each of `count` panels. For a wide
-// model the walk over depth is outermost: a [64, 384] piece of the weight then stays in the second-level cache while
-// all panels meet it. A product's sums are the same for every count.
-void tile_products(const InnerKernels& inner, const Problem& problem, const float* weight, int64_t stride, int64_t rows,
-                   const float* packed, int64_t first_panel, int64_t count, float* tiles) {
+void pack_blocks(const RowReader& hidden, const int64_t* rows, const Problem& problem, char* packed) {
+  const int64_t row_bytes = problem.depth * problem.number_size();
+  share_units(problem.panels / kBlockPanels, [&](const auto& claim) {
+    const std::vector<char> zeros(row_bytes, 0);
+    const char* from[kBlockLanes];
+    for (int64_t block; claim(block);) {
+      for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
+        const int64_t row = block * kBlockLanes + lane;
+        from[lane] = row < problem.rows ? hidden.bytes(rows[row]) : zeros.data();
+      }
+      pack_block(from, row_bytes / kWord, packed + block * kBlockLanes * row_bytes);
+    }
+  });
+}
+
+// A tile of the weight: `rows` rows from `data` on, `stride` numbers apart.
+struct WeightTile {
+  const char* data;
+  int64_t stride, rows;
+};
+
+void read_row(const Problem& problem, const RowReader& weight, int64_t row, char* to) {
+  if (problem.brgemm) {
+    std::memcpy(to, weight.bytes(row), problem.depth * problem.number_size());
+  } else {
+    weight.read(row, reinterpret_cast<float*>(to));
+  }
+}
+
+// Vocabulary rows first .. first + rows, where they lie if they can be multiplied there, else in `scratch`
+// [weight_tile_bytes]: in float32, and for brgemm the vocabulary's last tile, whole.
+WeightTile weight_tile(const Problem& problem, const RowReader& weight, int64_t first, int64_t rows, char* scratch) {
+  if (problem.brgemm ? rows == kTileRows : weight.is_float()) return {weight.bytes(first), weight.stride(), rows};
+  const int64_t row_bytes = problem.depth * problem.number_size();
+  for (int64_t r = 0; r < rows; ++r) read_row(problem, weight, first + r, scratch + r * row_bytes);
+  if (problem.brgemm) std::memset(scratch + rows * row_bytes, 0, (kTileRows - rows) * row_bytes);
+  return {scratch, problem.depth, rows};
+}
+
+// Products of a tile of the weight with each of `count` panels. For a wide model the walk over depth is outermost: a
+// [64, 384] piece of the weight then stays in the second-level cache while all panels meet it. A product's sums are
+// the same for every count.
+void tile_products(const InnerKernels& inner, const Problem& problem, const WeightTile& weight, const char* packed,
+                   int64_t first_panel, int64_t count, float* tiles) {
+  const int64_t size = problem.number_size(), side = problem.side_by_side();
   for (int64_t k = 0; k < problem.depth; k += kDepthBlock) {
     const int64_t depth = std::min(kDepthBlock, problem.depth - k);
-    for (int64_t p = 0; p < count; ++p) {
-      inner.product(weight + k, stride, 1, rows, depth, packed + ((first_panel + p) * problem.depth + k) * kLanes,
-                    tiles + p * kTileRows * kLanes, k > 0, vectors_for(problem.lanes_in(first_panel + p)));
+    const char* from = weight.data + k * size;
+    for (int64_t p = 0; p < count; p += side) {
+      const char* states = packed + ((first_panel + p) * problem.depth + side * k) * kLanes * size;
+      float* to = problem.tile_of(tiles, p);
+      if (problem.brgemm) {
+        block_product(problem.type, from, weight.stride, depth, states, to, k > 0);
+      } else {
+        inner.product(reinterpret_cast<const float*>(from), weight.stride, 1, weight.rows, depth,
+                      reinterpret_cast<const float*>(states), to, k > 0,
+                      vectors_for(problem.lanes_in(first_panel + p)));
+      }
     }
   }
 }
@@ -88,38 +152,46 @@ void tile_products(const InnerKernels& inner, const Problem& problem, const floa
 // Logits in place of the products of vocabulary rows `first` .. first + rows with one panel.
 void finish_logits(const InnerKernels& inner, const Problem& problem, int64_t first, int64_t rows, int vectors,
                    float* tile) {
-  inner.logits(tile, rows, problem.bias ? problem.bias + first : nullptr, problem.transform, vectors);
+  const int64_t stride = problem.tile_stride();
+  inner.logits(tile, stride, rows, problem.bias ? problem.bias + first : nullptr, problem.transform, vectors);
   for (const int64_t id : problem.excluded) {
-    if (id >= first && id < first + rows) std::fill_n(tile + (id - first) * kLanes, kLanes, -kInfinity);
+    if (id >= first && id < first + rows) std::fill_n(tile + (id - first) * stride, kLanes, -kInfinity);
   }
 }
 
-// The targets' own logits, before the pass that ranks them; the same sums in the same order as in the tiles.
-void target_logits(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const float* packed,
+// The targets' own logits, before the pass that ranks them: the diagonal of a tile of the lanes' own target rows. It
+// has the shape of the pass's tiles, so that its sums have the same bits.
+void target_logits(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const char* packed,
                    float* target) {
-  share_units(problem.panels, [&](const auto& claim) {
-    Scratch row(problem.depth), tile(kLanes);
-    for (int64_t panel; claim(panel);) {
-      const int lanes = problem.lanes_in(panel);
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        const int64_t id = problem.targets[panel * kLanes + lane];
-        weight.read(id, row.get());
-        tile_products(inner, problem, row.get(), problem.depth, 1, packed, panel, 1, tile.get());
-        finish_logits(inner, problem, id, 1, vectors_for(lanes), tile.get());
-        target[panel * kLanes + lane] = tile.get()[lane];
+  const int64_t side = problem.side_by_side();
+  share_units(problem.panels / side, [&](const auto& claim) {
+    Scratch tile(kTileRows * problem.tile_stride());
+    std::vector<char> rows(problem.weight_tile_bytes(), 0);
+    for (int64_t unit; claim(unit);) {
+      const int64_t first = unit * side * kLanes, count = std::min(side * kLanes, problem.rows - first);
+      const int64_t* ids = problem.targets + first;
+      for (int64_t lane = 0; lane < count; ++lane)
+        read_row(problem, weight, ids[lane], rows.data() + lane * problem.depth * problem.number_size());
+      tile_products(inner, problem, {rows.data(), problem.depth, count}, packed, unit * side, side, tile.get());
+      for (int64_t lane = 0; lane < count; ++lane) {
+        float* row = tile.get() + lane * problem.tile_stride();
+        finish_logits(inner, problem, ids[lane], 1, kLanes / kVector, row + lane / kLanes * kLanes);
+        target[first + lane] = row[lane];
       }
     }
+    if (problem.brgemm) end_products(problem.type);
   });
 }
 
-void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const float* packed,
+void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const char* packed,
                      float* target, Partial& partial) {
   const int64_t at_once = problem.splits < 16 ? 4 : kPanelsAtOnce;
   const int64_t groups = (problem.panels + at_once - 1) / at_once;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
-    const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : 1;
-    Scratch tiles(together * kTileRows * kLanes), converted(weight.is_float() ? 0 : kTileRows * problem.depth);
+    const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : problem.side_by_side();
+    Scratch tiles(together * kTileRows * kLanes);
+    std::vector<char> scratch(problem.brgemm || !weight.is_float() ? problem.weight_tile_bytes() : 0);
     for (int64_t unit; claim(unit);) {
       const int64_t split = unit / groups, first_panel = unit % groups * at_once;
       const int64_t last_panel = std::min(first_panel + at_once, problem.panels);
@@ -136,27 +208,21 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
       }
       for (int64_t first = begin; first < end; first += kTileRows) {
         const int64_t rows = std::min(kTileRows, end - first);
-        const float* from = converted.get();
-        int64_t stride = problem.depth;
-        if (weight.is_float()) {
-          from = weight.floats(first);
-          stride = weight.stride();
-        } else {
-          for (int64_t r = 0; r < rows; ++r) weight.read(first + r, converted.get() + r * problem.depth);
-        }
+        const WeightTile from = weight_tile(problem, weight, first, rows, scratch.data());
         for (int64_t group = first_panel; group < last_panel; group += together) {
           const int64_t count = std::min(together, last_panel - group);
-          tile_products(inner, problem, from, stride, rows, packed, group, count, tiles.get());
+          tile_products(inner, problem, from, packed, group, count, tiles.get());
           for (int64_t panel = group; panel < group + count; ++panel) {
-            const int lanes = problem.lanes_in(panel), vectors = vectors_for(lanes);
-            const int64_t at = panel * kLanes;
-            float* tile = tiles.get() + (panel - group) * kTileRows * kLanes;
+            const int64_t lanes = problem.lanes_in(panel), at = panel * kLanes, stride = problem.tile_stride();
+            const int vectors = vectors_for(lanes);
+            float* tile = problem.tile_of(tiles.get(), panel - group);
             finish_logits(inner, problem, first, rows, vectors, tile);
-            for (int64_t lane = 0; lane < lanes; ++lane) {
+            // With statistics the targets' logits are known, and other threads read them.
+            for (int64_t lane = 0; lane < lanes && !problem.statistics; ++lane) {
               const int64_t place = problem.targets[at + lane] - first;
-              if (place >= 0 && place < rows) target[at + lane] = tile[place * kLanes + lane];
+              if (place >= 0 && place < rows) target[at + lane] = tile[place * stride + lane];
             }
-            inner.absorb(tile, rows,
+            inner.absorb(tile, stride, rows,
                          {maximum + at, sum + at, weighted ? weighted + at : nullptr, above ? above + at : nullptr,
                           target + at},
                          vectors);
@@ -164,6 +230,7 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
         }
       }
     }
+    if (problem.brgemm) end_products(problem.type);
   });
 }
 
@@ -172,6 +239,7 @@ struct Outputs {
 };
 
 // Ordered merge of the splits, in float64: log p = (z_target - m) - log sum, so that a common offset costs no digits.
+// The sum of a split that holds +inf is NaN, being inf - inf; it takes all the mass, as in the limit of large logits.
 Outputs merge(const Problem& problem, const Partial& partial, const float* target, const at::TensorOptions& options) {
   const int64_t rows = problem.rows, padded = problem.panels * kLanes, kept = problem.statistics ? rows : 0;
   Outputs out{at::empty({rows}, options), at::empty({rows}, options), at::empty({kept}, options),
@@ -181,8 +249,10 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
     bool undefined = false;
     for (int64_t split = 0; split < problem.splits; ++split) {
       maximum = std::max(maximum, partial.maximum.get()[split * padded + row]);
-      undefined |= std::isnan(partial.sum.get()[split * padded + row]);
+      const int64_t at = split * padded + row;
+      undefined |= partial.maximum.get()[at] != kInfinity && std::isnan(partial.sum.get()[at]);
     }
+    const bool infinite = maximum == kInfinity && !undefined;
     double sum = 0.0, weighted = 0.0, above = 0.0;
     for (int64_t split = 0; split < problem.splits; ++split) {
       const int64_t at = split * padded + row;
@@ -195,7 +265,7 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
         above += partial.above.get()[at];
       }
     }
-    const double log_sum = undefined ? std::numeric_limits<double>::quiet_NaN() : std::log(sum);
+    const double log_sum = undefined ? std::numeric_limits<double>::quiet_NaN() : infinite ? 0.0 : std::log(sum);
     const bool impossible = target[row] == -kInfinity && !undefined;
     out.log_prob.data_ptr<float>()[row] =
         impossible ? -kInfinity : static_cast<float>(double(target[row]) - maximum - log_sum);
@@ -235,10 +305,28 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const std::option
   TORCH_CHECK(targets.size(0) == count, "masked_logprob: ", targets.size(0), " targets for ", count, " rows");
 }
 
+// Whether products go through brgemm.h: as asked ("inner", "brgemm"), or, for "auto", where that is expected to pay.
+bool by_brgemm(const at::Tensor& hidden, const at::Tensor& weight, std::string_view products) {
+  TORCH_CHECK(products == "auto" || products == "inner" || products == "brgemm",
+              "masked_logprob: products must be auto, inner or brgemm; got ", products);
+  if (products == "inner") return false;
+  const at::ScalarType type = hidden.scalar_type();
+  std::string reason;
+  if (type != weight.scalar_type() || (type != at::kFloat && type != at::kBFloat16)) {
+    reason = "hidden states and weight are not both float32 or both bfloat16";
+  } else if (hidden.size(1) % kDepthStep != 0) {
+    reason = "the width is no multiple of " + std::to_string(kDepthStep);
+  } else {
+    reason = brgemm_unavailable(type);
+  }
+  TORCH_CHECK(products == "auto" || reason.empty(), "masked_logprob: no products by brgemm: ", reason);
+  return reason.empty() && (products == "brgemm" || brgemm_preferred(type));
+}
+
 Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
             const at::Tensor& targets_in, const std::optional<at::Tensor>& rows_in, at::IntArrayRef excluded_ids,
             int64_t vocab_size, double logit_scale, std::optional<double> soft_cap,
-            const std::optional<at::Tensor>& scales_in, bool statistics) {
+            const std::optional<at::Tensor>& scales_in, std::string_view products, bool statistics) {
   check(hidden_in, weight_in, bias_in, targets_in, rows_in, vocab_size, scales_in);
   const at::Tensor hidden = last_contiguous(hidden_in), weight = last_contiguous(weight_in);
   const at::Tensor targets = targets_in.contiguous();
@@ -250,7 +338,9 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   problem.rows = targets.size(0);
   problem.depth = hidden.size(1);
   problem.vocabulary = vocab_size;
-  problem.panels = (problem.rows + kLanes - 1) / kLanes;
+  problem.type = hidden.scalar_type();
+  problem.brgemm = by_brgemm(hidden, weight, products);
+  problem.panels = (problem.rows + problem.tile_stride() - 1) / problem.tile_stride() * problem.side_by_side();
   const int64_t share = (vocab_size + kMostSplits - 1) / kMostSplits;
   problem.split_rows = std::max(kLeastSplit, (share + kTileRows - 1) / kTileRows * kTileRows);
   problem.splits = (vocab_size + problem.split_rows - 1) / problem.split_rows;
@@ -270,30 +360,36 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   const InnerKernels& inner = inner_kernels();
   const RowReader weight_rows(weight, scales.defined() ? scales.const_data_ptr<float>() : nullptr);
   const int64_t padded = problem.panels * kLanes;
-  Scratch packed(padded * problem.depth), target(padded);
+  Scratch packed(padded * problem.depth * problem.number_size() / kWord), target(padded);
+  char* states = reinterpret_cast<char*>(packed.get());
   Partial partial(problem.splits * padded, statistics);
-  pack_hidden(inner, RowReader(hidden), rows.const_data_ptr<int64_t>(), problem, packed.get());
+  const RowReader hidden_rows(hidden);
+  if (problem.brgemm) {
+    pack_blocks(hidden_rows, rows.const_data_ptr<int64_t>(), problem, states);
+  } else {
+    pack_panels(inner, hidden_rows, rows.const_data_ptr<int64_t>(), problem, packed.get());
+  }
   std::fill_n(target.get(), padded, 0.0f);
-  if (statistics) target_logits(inner, problem, weight_rows, packed.get(), target.get());
-  walk_vocabulary(inner, problem, weight_rows, packed.get(), target.get(), partial);
+  if (statistics) target_logits(inner, problem, weight_rows, states, target.get());
+  walk_vocabulary(inner, problem, weight_rows, states, target.get(), partial);
   return merge(problem, partial, target.get(), hidden.options().dtype(at::kFloat));
 }
 
 std::tuple<at::Tensor, at::Tensor> masked_logprob(
     const at::Tensor& hidden, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const at::Tensor& targets,
     const std::optional<at::Tensor>& rows, at::IntArrayRef excluded_ids, int64_t vocab_size, double logit_scale,
-    std::optional<double> soft_cap, const std::optional<at::Tensor>& weight_scale) {
+    std::optional<double> soft_cap, const std::optional<at::Tensor>& weight_scale, std::string_view products) {
   Outputs out = run(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale,
-                    false);
+                    products, false);
   return {out.log_prob, out.log_sum_exp};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> masked_logprob_statistics(
     const at::Tensor& hidden, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const at::Tensor& targets,
     const std::optional<at::Tensor>& rows, at::IntArrayRef excluded_ids, int64_t vocab_size, double logit_scale,
-    std::optional<double> soft_cap, const std::optional<at::Tensor>& weight_scale) {
+    std::optional<double> soft_cap, const std::optional<at::Tensor>& weight_scale, std::string_view products) {
   Outputs out = run(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale,
-                    true);
+                    products, true);
   return {out.log_prob, out.log_sum_exp, out.entropy, out.rank};
 }
 

@@ -26,6 +26,7 @@ constexpr int64_t kTileKeys = 128;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes
+constexpr int64_t kWindowPanels = 8;   // panels of one window; a long window is shared among threads
 
 // Rows of one head or of a [N, heads, width] tensor, float32, with the last dimension contiguous.
 struct Heads {
@@ -48,6 +49,11 @@ struct Layout {
 struct PrefixUnit {
   const int64_t* rows;
   int64_t count, start, length;
+};
+
+// Query rows first .. last of one window.
+struct WindowUnit {
+  int64_t window, first, last;
 };
 
 struct Problem {
@@ -196,30 +202,38 @@ void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::
   });
 }
 
-void window_stage(const InnerKernels& inner, const Problem& problem) {
+void window_stage(const InnerKernels& inner, const Problem& problem, const std::vector<WindowUnit>& units) {
   const Layout& layout = problem.layout;
-  share_units(layout.windows, [&](const auto& claim) {
+  share_units(static_cast<int64_t>(units.size()) * problem.heads, [&](const auto& claim) {
     Panel panel(inner, problem);
     HeadCopy copy;
     int64_t rows[kLanes];
-    for (int64_t window; claim(window);) {
+    for (int64_t index; claim(index);) {
+      const auto [window, begin, end] = units[index / problem.heads];
+      const int64_t head = index % problem.heads;
       const int64_t first_key = layout.key_offsets[window], keys = layout.key_offsets[window + 1] - first_key;
-      const int64_t begin = layout.query_offsets[window], end = layout.query_offsets[window + 1];
-      if (begin == end) continue;
-      for (int64_t head = 0; head < problem.heads; ++head) {
-        copy.fill(problem, problem.key, problem.value, first_key, keys, head);
-        for (int64_t first = begin; first < end; first += kLanes) {
-          const int64_t count = std::min(kLanes, end - first);
-          for (int64_t lane = 0; lane < count; ++lane) rows[lane] = first + lane;
-          panel.start(rows, count, head);
-          if (layout.prefix_lengths[window] > 0) panel.load_state();
-          if (layout.block > 0) panel.limit_to_blocks(layout, begin);
-          panel.attend(copy, keys, layout.block > 0);
-          panel.store_result();
-        }
+      copy.fill(problem, problem.key, problem.value, first_key, keys, head);
+      for (int64_t first = begin; first < end; first += kLanes) {
+        const int64_t count = std::min(kLanes, end - first);
+        for (int64_t lane = 0; lane < count; ++lane) rows[lane] = first + lane;
+        panel.start(rows, count, head);
+        if (layout.prefix_lengths[window] > 0) panel.load_state();
+        if (layout.block > 0) panel.limit_to_blocks(layout, layout.query_offsets[window]);
+        panel.attend(copy, keys, layout.block > 0);
+        panel.store_result();
       }
     }
   });
+}
+
+std::vector<WindowUnit> window_units(const Layout& layout) {
+  std::vector<WindowUnit> units;
+  for (int64_t window = 0; window < layout.windows; ++window) {
+    const int64_t end = layout.query_offsets[window + 1], step = kWindowPanels * kLanes;
+    for (int64_t first = layout.query_offsets[window]; first < end; first += step)
+      units.push_back({window, first, std::min(first + step, end)});
+  }
+  return units;
 }
 
 // The work of stage one. `rows` keeps the query rows, prefix after prefix, that the units point into.
@@ -309,7 +323,7 @@ at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, cons
   const std::vector<PrefixUnit> units = prefix_units(layout, rows);
   const InnerKernels& inner = inner_kernels();
   prefix_stage(inner, problem, units);
-  window_stage(inner, problem);
+  window_stage(inner, problem, window_units(layout));
   return out.to(query.scalar_type());
 }
 

@@ -2,15 +2,20 @@
 #include <Python.h>
 #include <torch/library.h>
 
+#include "brgemm.h"
 #include "inner.h"
+
+// Defined by a file that setup.py writes: a hash of csrc/, so that an extension older than its sources is noticed.
+extern const char* const diffscore_sources;
 
 TORCH_LIBRARY(diffscore_fast, m) {
   m.def(
       "masked_logprob(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? rows, int[] excluded_ids, "
-      "int vocab_size, float logit_scale, float? soft_cap, Tensor? weight_scale) -> (Tensor, Tensor)");
+      "int vocab_size, float logit_scale, float? soft_cap, Tensor? weight_scale, str products) -> "
+      "(Tensor, Tensor)");
   m.def(
       "masked_logprob_statistics(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? rows, "
-      "int[] excluded_ids, int vocab_size, float logit_scale, float? soft_cap, Tensor? weight_scale) -> "
+      "int[] excluded_ids, int vocab_size, float logit_scale, float? soft_cap, Tensor? weight_scale, str products) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "prefix_attention(Tensor query, Tensor key, Tensor value, Tensor prefix_key, Tensor prefix_value, "
@@ -27,9 +32,25 @@ static PyObject* instruction_set(PyObject*, PyObject*) {
   return PyUnicode_FromString(diffscore::inner_kernels().name);
 }
 
+static PyObject* sources(PyObject*, PyObject*) {
+  return PyUnicode_FromString(diffscore_sources);
+}
+
+static PyObject* brgemm_unavailable(PyObject*, PyObject* type) {
+  const char* name = PyUnicode_AsUTF8(type);
+  if (name == nullptr) return nullptr;
+  const std::string reason =
+      diffscore::brgemm_unavailable(std::string(name) == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  if (reason.empty()) Py_RETURN_NONE;
+  return PyUnicode_FromString(reason.c_str());
+}
+
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
   static PyMethodDef methods[] = {
       {"instruction_set", instruction_set, METH_NOARGS, "Name of the inner loops this processor runs."},
+      {"brgemm_unavailable", brgemm_unavailable, METH_O,
+       "None where products of \"float32\" or \"bfloat16\" can go through oneDNN's brgemm, else why not."},
+      {"sources", sources, METH_NOARGS, "Hash of the sources that this module was built from."},
       {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

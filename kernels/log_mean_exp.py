@@ -51,6 +51,6 @@ def run(values: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     count = len(segments) - 1
     outputs = [torch.empty(count, dtype=torch.float64, device=values.device) for _ in range(4)]
     if count:
-        log_mean_exp_kernel[(count,)](values, segments, *outputs, BLOCK=BLOCK, num_warps=1)
+        log_mean_exp_kernel[(count,)](values, segments, *outputs, BLOCK=BLOCK, num_warps=1, enable_fp_fusion=True)
     log_mean, error, minimum, maximum = outputs
     return log_mean, error, minimum, maximum, segments.diff()

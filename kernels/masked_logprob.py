@@ -27,6 +27,7 @@ class Config(NamedTuple):
     BLOCK_D: int
     num_warps: int
     num_stages: int
+    enable_fp_fusion: bool = True  # said, not left to Triton: its default changes between versions, and bits with it
 
 
 def config_for(dtype: torch.dtype) -> Config:
@@ -36,28 +37,16 @@ def config_for(dtype: torch.dtype) -> Config:
 
 @triton.jit
 def logits_tile(
-    hidden,
-    weight,
-    bias,
-    row,
-    row_ok,
-    token,
-    token_ok,
-    width,
-    hidden_stride,
-    weight_stride,
-    logit_scale,
-    soft_cap,
-    HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
+    hidden, weight, bias, weight_scale, row, row_ok, token, token_ok, width, hidden_stride, weight_stride, logit_scale,
+    soft_cap, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_CAP: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
     """z [BLOCK_N, BLOCK_V] = cap(scale * (hidden[row] . weight[token] + bias[token])).
 
     hidden [*, width], weight [*, width] with unit stride along `width`; `row` and `token` are int64, because row times
     stride passes 2^31 (LLaDA's vocabulary times 16,981 rows). Rows and tokens that are not `ok` are read as 0.
+    With HAS_SCALE the weight is int8, each row times weight_scale [*]: bfloat16 and float16 hold its 255 numbers, so
+    that the product is made of them, and the scale meets the sum.
     """
     total = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
     for start in range(0, width, BLOCK_D):
@@ -67,11 +56,11 @@ def logits_tile(
             hidden + row[:, None] * hidden_stride + column[None, :], mask=row_ok[:, None] & inside[None, :], other=0.0
         )
         part = tl.load(
-            weight + token[:, None] * weight_stride + column[None, :],
-            mask=token_ok[:, None] & inside[None, :],
-            other=0.0,
+            weight + token[:, None] * weight_stride + column[None, :], mask=token_ok[:, None] & inside[None, :], other=0
         )
-        total = tl.dot(states, tl.trans(part), total, input_precision="ieee")
+        total = tl.dot(states, tl.trans(part.to(states.dtype)), total, input_precision="ieee")
+    if HAS_SCALE:
+        total *= tl.load(weight_scale + token, mask=token_ok, other=0.0)[None, :]
     if HAS_BIAS:
         total += tl.load(bias + token, mask=token_ok, other=0.0).to(tl.float32)[None, :]
     total *= logit_scale
@@ -92,28 +81,12 @@ def not_excluded(token, excluded, EXCLUDED: tl.constexpr):
     return keep
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def target_logits_kernel(
-    hidden,
-    weight,
-    bias,
-    rows,
-    targets,
-    excluded,
-    target_logit,
-    count,
-    width,
-    hidden_stride,
-    weight_stride,
-    logit_scale,
-    soft_cap,
-    HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    EXCLUDED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    hidden, weight, bias, weight_scale, rows, targets, excluded, target_logit, count, width, hidden_stride,
+    weight_stride, logit_scale, soft_cap, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_CAP: tl.constexpr,
+    EXCLUDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """target_logit [N] before the pass that ranks it: the diagonal of the rows' tile with the rows' own targets.
 
     The tile has the forward pass's shape, so that the target's logit has the bits that the pass will compare it with.
@@ -125,59 +98,22 @@ def target_logits_kernel(
     other_ok = other < count
     token = tl.load(targets + other, mask=other_ok, other=0)
     z = logits_tile(
-        hidden,
-        weight,
-        bias,
-        row,
-        ok,
-        token,
-        other_ok,
-        width,
-        hidden_stride,
-        weight_stride,
-        logit_scale,
-        soft_cap,
-        HAS_BIAS,
-        HAS_CAP,
-        BLOCK_D,
-        BLOCK_N,
-        BLOCK_V,
-    )
+        hidden, weight, bias, weight_scale, row, ok, token, other_ok, width, hidden_stride, weight_stride, logit_scale,
+        soft_cap, HAS_BIAS, HAS_SCALE, HAS_CAP, BLOCK_D, BLOCK_N, BLOCK_V,
+    )  # fmt: skip
     own = tl.sum(tl.where(place[:, None] == other[None, :], z, 0.0), axis=1)
     target = tl.load(targets + place, mask=ok, other=0)
     own = tl.where(not_excluded(target, excluded, EXCLUDED), own, float("-inf"))
     tl.store(target_logit + place, own, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def forward_kernel(
-    hidden,
-    weight,
-    bias,
-    rows,
-    targets,
-    excluded,
-    target_logit,
-    maximum,
-    total,
-    weighted,
-    above,
-    count,
-    width,
-    vocabulary,
-    split_size,
-    hidden_stride,
-    weight_stride,
-    logit_scale,
-    soft_cap,
-    HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    EXCLUDED: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    hidden, weight, bias, weight_scale, rows, targets, excluded, target_logit, maximum, total, weighted, above, count,
+    width, vocabulary, split_size, hidden_stride, weight_stride, logit_scale, soft_cap, HAS_BIAS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_CAP: tl.constexpr, EXCLUDED: tl.constexpr, STATISTICS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """One row block over one vocabulary split.
 
     rows, targets [N] int64; target_logit [N] (written without STATISTICS, read with it);
@@ -202,24 +138,9 @@ def forward_kernel(
         token = start + tl.arange(0, BLOCK_V).to(tl.int64)
         inside = token < last
         z = logits_tile(
-            hidden,
-            weight,
-            bias,
-            row,
-            ok,
-            token,
-            inside,
-            width,
-            hidden_stride,
-            weight_stride,
-            logit_scale,
-            soft_cap,
-            HAS_BIAS,
-            HAS_CAP,
-            BLOCK_D,
-            BLOCK_N,
-            BLOCK_V,
-        )
+            hidden, weight, bias, weight_scale, row, ok, token, inside, width, hidden_stride, weight_stride,
+            logit_scale, soft_cap, HAS_BIAS, HAS_SCALE, HAS_CAP, BLOCK_D, BLOCK_N, BLOCK_V,
+        )  # fmt: skip
         # After the cap: capping a padded column's -inf would make it a finite logit.
         z = tl.where((inside & not_excluded(token, excluded, EXCLUDED))[None, :], z, float("-inf"))
         if STATISTICS:
@@ -249,22 +170,11 @@ def forward_kernel(
         tl.store(target_logit + place, found, mask=ok & (target >= first) & (target < last))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def merge_kernel(
-    maximum,
-    total,
-    weighted,
-    above,
-    target_logit,
-    log_prob,
-    log_sum_exp,
-    entropy,
-    rank,
-    count,
-    splits,
-    STATISTICS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    maximum, total, weighted, above, target_logit, log_prob, log_sum_exp, entropy, rank, count, splits,
+    STATISTICS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Splits in their order: log_prob = (target logit - max) - log sum, so that a common offset costs no digits."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     ok = place < count
@@ -289,7 +199,8 @@ def merge_kernel(
             higher += tl.load(above + at, mask=ok, other=0)
         at += count
     target = tl.load(target_logit + place, mask=ok, other=0.0)
-    log_mass = tl.log(mass)
+    # A split that holds +inf has a mass of inf - inf; it takes all the mass, so the sum's own logarithm is 0.
+    log_mass = tl.where(best == float("inf"), 0.0, tl.log(mass))
     value = tl.where(target == float("-inf"), float("-inf"), (target - best) - log_mass)
     tl.store(log_prob + place, value, mask=ok)
     tl.store(log_sum_exp + place, best + log_mass, mask=ok)
@@ -298,14 +209,22 @@ def merge_kernel(
         tl.store(rank + place, higher, mask=ok)
 
 
+class Launch(NamedTuple):
+    """What the kernels of one call take, in the order of their arguments."""
+
+    inputs: tuple[Tensor, ...]  # hidden, weight, bias, weight_scale, rows, targets, excluded
+    numbers: tuple[int | float, ...]  # hidden_stride, weight_stride, logit_scale, soft_cap
+    options: dict[str, int | bool]  # compile-time flags and the configuration
+
+
 def run(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: Sequence[int], vocab_size: int, logit_scale: float, soft_cap: float | None, *, statistics: bool,
+    excluded_ids: Sequence[int], vocab_size: int, logit_scale: float, soft_cap: float | None,
+    weight_scale: Tensor | None, *, statistics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
-    hidden, weight, rows, excluded = prepare(hidden, weight, targets, rows, excluded_ids)
-    bias = None if bias is None else bias.contiguous()
-    count, config = len(targets), config_for(hidden.dtype)
+    call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
+    count, width, config = len(targets), hidden.shape[1], config_for(hidden.dtype)
     share = -(-vocab_size // MOST_SPLITS)
     split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
     splits = triton.cdiv(vocab_size, split_size)
@@ -321,35 +240,44 @@ def run(
     above = torch.empty(weighted.shape if statistics else (1,), dtype=torch.int32, device=hidden.device)
     if count == 0:
         return log_prob, log_sum_exp, entropy, rank
-    inputs = (hidden, weight, weight if bias is None else bias, rows, targets.contiguous(), excluded)
-    strides = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
-    flags = {"HAS_BIAS": bias is not None, "HAS_CAP": soft_cap is not None, "EXCLUDED": len(excluded_ids)}
     row_blocks = triton.cdiv(count, config.BLOCK_N)
     if statistics:
-        target_logits_kernel[(row_blocks,)](
-            *inputs, target_logit, count, hidden.shape[1], *strides, **flags, **config._asdict()
-        )
+        target_logits_kernel[(row_blocks,)](*call.inputs, target_logit, count, width, *call.numbers, **call.options)
     forward_kernel[(row_blocks, splits)](
-        *inputs, target_logit, maximum, total, weighted, above, count, hidden.shape[1], vocab_size, split_size,
-        *strides, **flags, STATISTICS=statistics, **config._asdict(),
+        *call.inputs, target_logit, maximum, total, weighted, above, count, width, vocab_size, split_size,
+        *call.numbers, STATISTICS=statistics, **call.options,
     )  # fmt: skip
     merge_kernel[(triton.cdiv(count, 128),)](
         maximum, total, weighted, above, target_logit, log_prob, log_sum_exp, entropy, rank, count, splits,
-        STATISTICS=statistics, BLOCK_N=128,
+        STATISTICS=statistics, BLOCK_N=128, num_warps=4, enable_fp_fusion=config.enable_fp_fusion,
     )  # fmt: skip
     return log_prob, log_sum_exp, entropy, rank
 
 
 def prepare(
-    hidden: Tensor, weight: Tensor, targets: Tensor, rows: Tensor | None, excluded_ids: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if hidden.dtype != weight.dtype or hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
+    excluded_ids: Sequence[int], logit_scale: float, soft_cap: float | None, weight_scale: Tensor | None,
+) -> Launch:  # fmt: skip
+    """Types checked, rows contiguous, a stand-in pointer for what is absent."""
+    stored = hidden.dtype if weight_scale is None else torch.int8
+    if weight.dtype != stored or hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(
-            f"masked_logprob: hidden {hidden.dtype} and weight {weight.dtype} must be one of float32, bfloat16, float16"
+            f"masked_logprob: hidden {hidden.dtype} and weight {weight.dtype} must be one of float32, bfloat16, "
+            "float16, or the weight int8 with weight_scale"
         )
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"masked_logprob: weight must be [V, {hidden.shape[1]}]; got {list(weight.shape)}")
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     rows = torch.arange(len(targets), device=hidden.device) if rows is None else rows.contiguous()
-    return hidden, weight, rows, torch.tensor([*excluded_ids] or [0], dtype=torch.int64, device=hidden.device)
+    excluded = torch.tensor([*excluded_ids] or [0], dtype=torch.int64, device=hidden.device)
+    inputs = (
+        hidden, weight, hidden if bias is None else bias.contiguous(),
+        hidden if weight_scale is None else weight_scale.float().contiguous(), rows, targets.contiguous(), excluded,
+    )  # fmt: skip
+    flags = {
+        "HAS_BIAS": bias is not None, "HAS_SCALE": weight_scale is not None, "HAS_CAP": soft_cap is not None,
+        "EXCLUDED": len(excluded_ids),
+    }  # fmt: skip
+    numbers = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
+    return Launch(inputs, numbers, {**flags, **config_for(hidden.dtype)._asdict()})

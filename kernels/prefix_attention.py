@@ -1,9 +1,9 @@
 """Triton kernels of prefix_attention: packed windows over a shared prefix and over themselves.
 
-Two kernels in order. The first takes queries of all windows that see one prefix, BLOCK_Q at a time, over the prefix
+One kernel in two stages. The first takes queries of all windows that see one prefix, BLOCK_Q at a time, over the prefix
 and leaves a running softmax (maximum, sum, accumulator) for each query; the second goes on from it over the window's
 own keys, which is the merge by log-sum-exp. Key tiles start at the prefix's and the window's first key, so a query's
-bits do not depend on its neighbours; a single kernel over blocks of several windows could not keep that.
+bits do not depend on its neighbours; a single stage over blocks of several windows could not keep that.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Config(NamedTuple):
     BLOCK_K: int
     num_warps: int
     num_stages: int
+    enable_fp_fusion: bool = True  # said, not left to Triton: its default changes between versions, and bits with it
 
 
 def prefix_config(dtype: torch.dtype, width: int) -> Config:
@@ -44,26 +45,9 @@ def window_config(dtype: torch.dtype, width: int) -> Config:
 
 @triton.jit
 def attend(
-    query,
-    key,
-    value,
-    first,
-    last,
-    limit,
-    best,
-    mass,
-    result,
-    shared_head,
-    width,
-    key_row,
-    key_head,
-    value_row,
-    value_head,
-    scale,
-    LIMITED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    query, key, value, first, last, limit, best, mass, result, shared_head, width, key_row, key_head, value_row,
+    value_head, scale, LIMITED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Takes keys first .. last into the running softmax (best, mass [BLOCK_Q], result [BLOCK_Q, WIDTH]).
 
     query [BLOCK_Q, WIDTH]; key, value [rows, heads, width]; `scale` holds log2 e, as powers of 2 are the machine's own;
@@ -100,147 +84,53 @@ def attend(
 
 
 @triton.jit
-def prefix_kernel(
-    query,
-    key,
-    value,
-    rows,
-    block_begin,
-    block_end,
-    block_start,
-    block_length,
-    best_out,
-    mass_out,
-    state,
-    heads,
-    group,
-    width,
-    query_row,
-    query_head,
-    key_row,
-    key_head,
-    value_row,
-    value_head,
-    scale,
-    WIDTH: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """One block of queries that see one prefix, one head.
+def stage_kernel(
+    query, key, value, rows, block_begin, block_end, block_first, block_last, has_prefix, limits, best_state,
+    mass_state, state, out, heads, group, width, query_row, query_head, key_row, key_head, value_row, value_head, scale,
+    PREFIX: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One block of queries, one head, over key rows block_first[b] .. block_last[b].
 
-    rows [R] int64: query rows, prefix after prefix; block b takes rows[block_begin[b] .. block_end[b]] and prefix keys
-    block_start[b] .. + block_length[b]; best_out, mass_out [Q, heads], state [Q, heads, width], float32.
+    With PREFIX the queries are rows[block_begin[b] .. block_end[b]], rows [R] int64 sorted by prefix; they have seen
+    nothing, and leave best_state, mass_state [Q, heads] and state [Q, heads, width], float32. Without, they are rows
+    block_begin[b] .. block_end[b] of one window; they go on from that state where has_prefix[b], with limits [Q] as in
+    `attend`, and leave out [Q, heads, width] in the type of `query`.
     """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place = tl.load(block_begin + block) + tl.arange(0, BLOCK_Q)
     ok = place < tl.load(block_end + block)
-    row = tl.load(rows + place, mask=ok, other=0)
-    column = tl.arange(0, WIDTH)
-    inside = ok[:, None] & (column < width)[None, :]
-    queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
-    first = tl.load(block_start + block)
-    best = tl.full((BLOCK_Q,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((BLOCK_Q,), dtype=tl.float32)
-    result = tl.zeros((BLOCK_Q, WIDTH), dtype=tl.float32)
-    best, mass, result = attend(
-        queries,
-        key,
-        value,
-        first,
-        first + tl.load(block_length + block),
-        row,
-        best,
-        mass,
-        result,
-        head // group,
-        width,
-        key_row,
-        key_head,
-        value_row,
-        value_head,
-        scale,
-        False,
-        WIDTH,
-        BLOCK_K,
-    )
-    at = row * heads + head
-    tl.store(best_out + at, best, mask=ok)
-    tl.store(mass_out + at, mass, mask=ok)
-    tl.store(state + at[:, None] * width + column[None, :], result, mask=inside)
-
-
-@triton.jit
-def window_kernel(
-    query,
-    key,
-    value,
-    block_begin,
-    block_end,
-    block_first,
-    block_last,
-    has_prefix,
-    limits,
-    best_in,
-    mass_in,
-    state,
-    out,
-    heads,
-    group,
-    width,
-    query_row,
-    query_head,
-    key_row,
-    key_head,
-    value_row,
-    value_head,
-    scale,
-    LIMITED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """One block of one window's queries, one head: query rows block_begin[b] .. block_end[b] over keys
-    block_first[b] .. block_last[b], from the prefix's state where has_prefix[b]; limits [Q] as in `attend`.
-    out [Q, heads, width] in the type of `query`."""
-    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    row = tl.load(block_begin + block) + tl.arange(0, BLOCK_Q)
-    ok = row < tl.load(block_end + block)
+    row = place
+    if PREFIX:
+        row = tl.load(rows + place, mask=ok, other=0)
     column = tl.arange(0, WIDTH)
     inside = ok[:, None] & (column < width)[None, :]
     queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
     at = row * heads + head
-    # Masked, not branched: without a prefix the state was never written and must not be read.
-    going_on = ok & (tl.broadcast_to(tl.load(has_prefix + block), (BLOCK_Q,)) > 0)
-    best = tl.load(best_in + at, mask=going_on, other=float("-inf"))
-    mass = tl.load(mass_in + at, mask=going_on, other=0.0)
-    result = tl.load(state + at[:, None] * width + column[None, :], mask=inside & going_on[:, None], other=0.0)
+    if PREFIX:
+        best = tl.full((BLOCK_Q,), float("-inf"), dtype=tl.float32)
+        mass = tl.zeros((BLOCK_Q,), dtype=tl.float32)
+        result = tl.zeros((BLOCK_Q, WIDTH), dtype=tl.float32)
+    else:
+        # Masked, not branched: without a prefix the state was never written and must not be read.
+        going_on = ok & (tl.broadcast_to(tl.load(has_prefix + block), (BLOCK_Q,)) > 0)
+        best = tl.load(best_state + at, mask=going_on, other=float("-inf"))
+        mass = tl.load(mass_state + at, mask=going_on, other=0.0)
+        result = tl.load(state + at[:, None] * width + column[None, :], mask=inside & going_on[:, None], other=0.0)
     limit = row
     if LIMITED:
         limit = tl.load(limits + row, mask=ok, other=0)
     best, mass, result = attend(
-        queries,
-        key,
-        value,
-        tl.load(block_first + block),
-        tl.load(block_last + block),
-        limit,
-        best,
-        mass,
-        result,
-        head // group,
-        width,
-        key_row,
-        key_head,
-        value_row,
-        value_head,
-        scale,
-        LIMITED,
-        WIDTH,
-        BLOCK_K,
-    )
-    # Mass 0 is a query that saw nothing; a NaN stays one.
-    result = tl.where(mass[:, None] == 0.0, 0.0, result / mass[:, None])
-    tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
+        queries, key, value, tl.load(block_first + block), tl.load(block_last + block), limit, best, mass, result,
+        head // group, width, key_row, key_head, value_row, value_head, scale, LIMITED, WIDTH, BLOCK_K,
+    )  # fmt: skip
+    if PREFIX:
+        tl.store(best_state + at, best, mask=ok)
+        tl.store(mass_state + at, mass, mask=ok)
+        tl.store(state + at[:, None] * width + column[None, :], result, mask=inside)
+    else:
+        # Mass 0 is a query that saw nothing; a NaN stays one.
+        result = tl.where(mass[:, None] == 0.0, 0.0, result / mass[:, None])
+        tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(
@@ -264,24 +154,28 @@ def run(
     def on_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
 
+    def launch(config: Config, key: Tensor, value: Tensor, rows: np.ndarray, begin: np.ndarray, end: np.ndarray,
+               first: np.ndarray, last: np.ndarray, has_prefix: np.ndarray, limits: np.ndarray, *, prefix: bool,
+               limited: bool) -> None:  # fmt: skip
+        arrays = map(on_device, (rows, begin, end, first, last, has_prefix, limits))
+        stage_kernel[(len(begin), heads)](
+            query, key, value, *arrays, best, mass, state, out, heads, group, width, query.stride(0), query.stride(1),
+            key.stride(0), key.stride(1), value.stride(0), value.stride(1), scale, PREFIX=prefix, LIMITED=limited,
+            WIDTH=padded, **config._asdict(),
+        )  # fmt: skip
+
+    nothing = np.zeros(1, dtype=np.int64)
     config = prefix_config(query.dtype, width)
     rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, config.BLOCK_Q)
     if len(begin):
-        prefix_kernel[(len(begin), heads)](
-            query, prefix_key, prefix_value, *map(on_device, (rows, begin, end, start, length)), best, mass, state,
-            heads, group, width, query.stride(0), query.stride(1), prefix_key.stride(0), prefix_key.stride(1),
-            prefix_value.stride(0), prefix_value.stride(1), scale, WIDTH=padded, **config._asdict(),
-        )  # fmt: skip
+        launch(config, prefix_key, prefix_value, rows, begin, end, start, start + length, nothing, nothing,
+               prefix=True, limited=False)  # fmt: skip
     config = window_config(query.dtype, width)
     window, begin, end = _window_blocks(query_offsets, config.BLOCK_Q)
     if len(begin):
-        window_kernel[(len(begin), heads)](
-            query, key, value, on_device(begin), on_device(end), on_device(key_offsets[:-1][window]),
-            on_device(key_offsets[1:][window]), on_device(prefix_lengths[window] > 0),
-            on_device(_limits(key_offsets, query_offsets, query_places, block)), best, mass, state, out, heads, group,
-            width, query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-            scale, LIMITED=block > 0, WIDTH=padded, **config._asdict(),
-        )  # fmt: skip
+        limits = _limits(key_offsets, query_offsets, query_places, block)
+        launch(config, key, value, nothing, begin, end, key_offsets[:-1][window], key_offsets[1:][window],
+               prefix_lengths[window] > 0, limits, prefix=False, limited=block > 0)  # fmt: skip
     return out
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from diffscore_fast.backbones.spec import BackboneSpec
+from diffscore_fast.ops import ResidualNorm, linear
 
 
 class BertLayer(nn.Module):
@@ -70,25 +70,28 @@ class BertBackbone(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         projection, size = self._layer(layer).qkv, self.spec.hidden_size
         if query_rows is None:
-            query, key, value = self._heads(projection(hidden)).split(self.spec.num_heads, dim=1)
+            projected = linear(hidden, projection.weight, projection.bias)
+            query, key, value = self._heads(projected).split(self.spec.num_heads, dim=1)
             return query, key, value
-        query = functional.linear(hidden[query_rows], projection.weight[:size], projection.bias[:size])
+        query = linear(hidden[query_rows], projection.weight[:size], projection.bias[:size])
         key, value = self.keys_values(layer, hidden, positions)
         return self._heads(query), key, value
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         projection, size = self._layer(layer).qkv, self.spec.hidden_size
-        both = functional.linear(hidden, projection.weight[size:], projection.bias[size:])
+        both = linear(hidden, projection.weight[size:], projection.bias[size:])
         key, value = self._heads(both).split(self.spec.num_heads, dim=1)
         return key, value
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         block = self._layer(layer)
-        hidden = block.attention_norm(hidden + block.out(attended.flatten(1)))
-        return block.output_norm(hidden + block.down(functional.gelu(block.up(hidden))))
+        hidden = _residual(block.out, block.attention_norm, attended.flatten(1), hidden)
+        return _residual(
+            block.down, block.output_norm, linear(hidden, block.up.weight, block.up.bias, activation="gelu"), hidden
+        )
 
     def head_transform(self, hidden: Tensor) -> Tensor:
-        return self.transform_norm(functional.gelu(self.transform(hidden)))
+        return self.transform_norm(linear(hidden, self.transform.weight, self.transform.bias, activation="gelu"))
 
     def _layer(self, index: int) -> BertLayer:
         layer = self.layers[index]
@@ -97,3 +100,8 @@ class BertBackbone(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(projected.shape[0], -1, self.spec.head_dim)
+
+
+def _residual(product: nn.Linear, norm: nn.LayerNorm, x: Tensor, residual: Tensor) -> Tensor:
+    after = ResidualNorm(residual, norm.weight, norm.bias, norm.eps)
+    return linear(x, product.weight, product.bias, residual_norm=after)

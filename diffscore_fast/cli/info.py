@@ -12,6 +12,7 @@ from rich.table import Table
 from diffscore_fast import ops
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
 from diffscore_fast.backbones.spec import WholeBackbone
+from diffscore_fast.ops.extension import brgemm_unavailable
 from diffscore_fast.version import __version__
 
 PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow", "transformers")
@@ -50,6 +51,10 @@ def print_info(model: str | None = None) -> None:
         table.add_row("reads", _reads(loaded))
     for device in devices:
         table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))
+        if device.type == "cpu":
+            for dtype in (torch.float32, torch.bfloat16):
+                name = str(dtype).removeprefix("torch.")
+                table.add_row(f"brgemm products in {name}", brgemm_unavailable(dtype) or "available")
         for operation in ops.OPERATIONS:
             chosen = operation.resolve(device)
             passed_over = []

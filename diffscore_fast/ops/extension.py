@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from diffscore_fast.ops.logit_gradients import logit_gradients
-
-NAMES = ("masked_logprob", "masked_logprob_statistics", "prefix_attention", "linear", "log_mean_exp", "evidence_bounds")
 
 try:
     from diffscore_fast import _C
@@ -15,11 +16,12 @@ except ImportError as error:
     _C = None
     _reason = f"the C++ extension diffscore_fast._C cannot be loaded ({error}); reinstall where a C++ compiler is found"
 else:
-    # An extension built from older sources loads as well.
-    absent = [name for name in NAMES if not hasattr(torch.ops.diffscore_fast, name)]
-    if absent:
+    # An extension built from older sources loads as well, and may compute something else.
+    hasher = Path(__file__).parents[2] / "csrc" / "fingerprint.py"  # in a checkout; not in an installed package
+    sources = getattr(_C, "sources", str)()
+    if hasher.exists() and runpy.run_path(str(hasher))["fingerprint"]() != sources:
         _C = None
-        _reason = f"the C++ extension was built before {', '.join(absent)}; reinstall to build it anew"
+        _reason = "the C++ extension was built from other sources than csrc/ holds; reinstall to build it anew"
 
 
 def cpu_unavailable(device: torch.device) -> str | None:
@@ -32,6 +34,14 @@ def cpu_unavailable(device: torch.device) -> str | None:
 def instruction_set() -> str | None:
     """Name of the inner loops that this processor runs ("avx2", "portable"); None without the extension."""
     return None if _C is None else _C.instruction_set()
+
+
+def brgemm_unavailable(dtype: torch.dtype) -> str | None:
+    """None where products of `dtype` can go through oneDNN's brgemm, else one sentence that says why not.
+
+    The answer includes a check of its products that is made once.
+    """
+    return _reason if _C is None else _C.brgemm_unavailable(str(dtype).removeprefix("torch."))
 
 
 def _fake_logprob(hidden, weight, bias, targets, rows, *options) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
@@ -62,7 +72,7 @@ def _fake_bounds(log_p, folds, segments):  # type: ignore[no-untyped-def]
 
 
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale = inputs
+    hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale, _ = inputs
     ctx.save_for_backward(hidden, weight, bias, targets, rows, weight_scale, output[1])
     ctx.options = (excluded_ids, vocab_size, logit_scale, soft_cap)
 
@@ -75,7 +85,7 @@ def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-
         log_sum_exp=log_sum_exp, grad_log_prob=grad_log_prob, grad_log_sum_exp=grad_log_sum_exp,
         wanted=ctx.needs_input_grad[:3],
     )  # fmt: skip
-    return (*grads, None, None, None, None, None, None, None)
+    return (*grads, None, None, None, None, None, None, None, None)
 
 
 if _C is not None:

@@ -11,10 +11,6 @@ from torch.nn import functional
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
 
-# Measured on two AVX2 cores (bench.kernels): with an epilogue 1.05 to 1.45 times torch from 2,000 rows on, a tie at
-# 500, worse at 32; a plain product gains nothing.
-FUSED_ROWS = 1000
-
 
 class ResidualNorm(NamedTuple):
     """Layer norm of the product plus a residual: gain * (y - mean) / sqrt(variance + epsilon) + offset, per row.
@@ -46,8 +42,9 @@ def linear(
         "gelu" is x Phi(x); "swiglu" is silu(first M / 2 columns) * (the others), which leaves M / 2 columns.
     residual_norm : ResidualNorm, optional
     implementation : str
-        "auto", or a name; a named one runs or raises. "auto" takes torch's separate operations (the reference) below
-        FUSED_ROWS rows, without an epilogue, for other types than float32 and where a gradient is wanted.
+        "auto", or a name; a named one runs or raises. "auto" takes torch's separate operations (the reference) for
+        other types than float32 and where a gradient is wanted. The number of rows plays no part: it would let a
+        row's bits depend on its batch.
 
     Returns
     -------
@@ -58,9 +55,7 @@ def linear(
     if implementation == AUTO:
         inputs = (x, weight, bias, *(residual_norm or ())[:3])
         tracked = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
-        worthwhile = len(x) >= FUSED_ROWS and (activation != "none" or residual_norm is not None)
-        separate = tracked or x.dtype != torch.float32 or not worthwhile
-        implementation = "reference" if separate else AUTO
+        implementation = "reference" if tracked or x.dtype != torch.float32 else AUTO
     return LINEAR.resolve(x.device, implementation).function(x, weight, bias, activation, residual_norm)
 
 

@@ -56,7 +56,8 @@ def masked_logprob(
 
     log p[n] = z[n, targets[n]] - log sum_v exp z[n, v],  z = cap(logit_scale * (hidden @ weight.T + bias)),
     cap(z) = soft_cap * tanh(z / soft_cap), with v over the first `vocab_size` rows less `excluded_ids`.
-    Differentiable in hidden, weight and bias.
+    Differentiable in hidden, weight and bias. A logit of +inf takes all the mass: the log-sum-exp is +inf, every other
+    token's log-prob -inf, its own and the entropy NaN. A logit that is NaN makes the row's results NaN.
 
     Parameters
     ----------
@@ -197,8 +198,8 @@ def _reference_statistics(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tens
     for logits, target in _reference_pieces(hidden, *arguments):
         log_sum_exp = logits.logsumexp(dim=1)
         log_probs = logits - log_sum_exp[:, None]
-        # A token of probability 0 adds nothing: p log p goes to 0 with p.
-        entropy = -torch.where(log_probs > -torch.inf, log_probs.exp() * log_probs, 0.0).sum(dim=1)
+        # A token of probability 0 adds nothing, as p log p goes to 0 with p; beside a logit of +inf all is undefined.
+        entropy = -torch.where(log_probs == -torch.inf, 0.0, log_probs.exp() * log_probs).sum(dim=1)
         rank = (logits > target[:, None]).sum(dim=1)
         for column, item in zip(columns, (target - log_sum_exp, log_sum_exp, entropy, rank), strict=True):
             column.append(item)
@@ -207,29 +208,26 @@ def _reference_statistics(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tens
 
 
 def _cpu(*arguments: Any) -> Tensor:
-    return torch.ops.diffscore_fast.masked_logprob(*arguments)[0]
+    return torch.ops.diffscore_fast.masked_logprob(*arguments, "auto")[0]
 
 
 def _cpu_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments)
+    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments, "auto")
 
 
-def _triton_inputs(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    """The arguments less `weight_scale`: 8-bit rows are spread out first, in the type of the hidden states."""
-    weight_scale = arguments[-1]
-    if weight_scale is not None:
-        weight = (weight.float() * weight_scale[:, None].float()).to(hidden.dtype)
-    elif weight.dtype != hidden.dtype:
+def _one_type(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None) -> None:
+    if weight_scale is None and weight.dtype != hidden.dtype:
         raise ImplementationError(f"masked_logprob: 'triton' needs one type; got {hidden.dtype} and {weight.dtype}")
-    return (hidden, weight, *arguments[:-1])
 
 
-def _triton(*arguments: Any) -> Tensor:
-    return kernels("logit_gradients").MaskedLogprob.apply(*_triton_inputs(*arguments))
+def _triton(hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+    _one_type(hidden, weight, arguments[-1])
+    return kernels("logit_gradients").MaskedLogprob.apply(hidden, weight, *arguments)
 
 
-def _triton_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return kernels("masked_logprob").run(*_triton_inputs(*arguments), statistics=True)
+def _triton_statistics(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _one_type(hidden, weight, arguments[-1])
+    return kernels("masked_logprob").run(hidden, weight, *arguments, statistics=True)
 
 
 MASKED_LOGPROB = Operation(

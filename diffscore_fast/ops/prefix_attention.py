@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
+from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
 from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
 
@@ -213,6 +214,7 @@ PREFIX_ATTENTION = Operation(
     [
         Implementation("cpu", _cpu, cpu_unavailable),
         Implementation("triton", _triton, triton_unavailable),
+        Implementation("flash_attn", flash_prefix_attention, flash_attention_unavailable),
         Implementation("reference", _reference, anywhere),
     ],
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
-from diffscore_fast.ops.extension import cpu_unavailable
+from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -172,6 +172,28 @@ def test_statistics_match_the_full_distribution(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_logit_of_plus_infinity_takes_all_the_mass_and_nan_spoils_its_row(implementation):
+    check_infinite_logits(implementation)
+
+
+def check_infinite_logits(implementation: str) -> None:
+    hidden, weight, bias, _ = problem(6, 32, 1500)
+    bias[[7, 1400]] = torch.tensor([math.inf, -math.inf])
+    hidden[4] = math.nan
+    targets = torch.tensor([0, 7, 1400, 1499, 0, 7])
+    got = masked_logprob_statistics(hidden, weight, bias, targets, implementation=implementation)
+    assert got.log_prob.tolist() == pytest.approx(
+        [-math.inf, math.nan, -math.inf, -math.inf, math.nan, math.nan], nan_ok=True
+    )
+    assert got.log_sum_exp.tolist() == pytest.approx([*[math.inf] * 4, math.nan, math.inf], nan_ok=True)
+    assert got.entropy.isnan().all()
+    plain = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
+    torch.testing.assert_close(plain, got.log_prob, equal_nan=True)
+    excluded = masked_logprob(hidden, weight, bias, targets, excluded_ids=(7,), implementation=implementation)
+    assert excluded[[0, 3]].isfinite().all() and excluded[[1, 2, 5]].tolist() == [-math.inf] * 3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_tied_target_is_not_outranked_by_itself(implementation):
     hidden, weight, bias, targets = problem(30, 384, 300)
     weight[1::2] = weight[::2]  # every token has a twin with the same logit
@@ -196,7 +218,7 @@ def test_the_kernel_itself_refuses_what_it_cannot_read():
     call = torch.ops.diffscore_fast.masked_logprob
 
     def run(hidden=hidden, weight=weight, bias=bias, targets=targets, rows=None):
-        return call(hidden, weight, bias, targets, rows, [], weight.shape[0], 1.0, None, None)
+        return call(hidden, weight, bias, targets, rows, [], weight.shape[0], 1.0, None, None, "auto")
 
     with pytest.raises(RuntimeError, match=r"hidden must be \[N, D\]"):
         run(hidden=hidden.double())
@@ -242,6 +264,79 @@ def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand(dtype):
         assert torch.equal(masked_logprob(hidden, weight, bias, targets, implementation="cpu"), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+def brgemm(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, **options) -> tuple[Tensor, ...]:
+    """Statistics with the products made by brgemm."""
+    return torch.ops.diffscore_fast.masked_logprob_statistics(
+        hidden, weight, bias, targets, options.get("rows"), options.get("excluded_ids", ()),
+        options.get("vocab_size", len(weight)), options.get("logit_scale", 1.0), options.get("soft_cap"), None, "brgemm"
+    )  # fmt: skip
+
+
+def runs_brgemm(dtype: torch.dtype):
+    reason = brgemm_unavailable(dtype)
+    return pytest.param(dtype, marks=pytest.mark.skipif(reason is not None, reason=str(reason)))
+
+
+@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 32, 1), (97, 32, 130), (25, 576, 1000), (49, 1120, 700)], ids=str)
+def test_products_by_brgemm_keep_the_error_budget(shape, dtype):
+    hidden, weight, bias, targets = problem(*shape, dtype)
+    want = exact(hidden, weight, bias, targets)
+    budget = (masked_logprob(hidden, weight, bias, targets, implementation="reference") - want).abs().max()
+    statistics = brgemm(hidden, weight, bias, targets)
+    error = (statistics[0] - want).abs().max()
+    assert error <= 2 * budget + torch.finfo(torch.float32).eps * want.abs().max()
+    plain = torch.ops.diffscore_fast.masked_logprob(
+        hidden, weight, bias, targets, None, [], len(weight), 1.0, None, None, "brgemm"
+    )[0]
+    assert torch.equal(plain, statistics[0])
+
+
+@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
+def test_products_by_brgemm_with_every_option(dtype):
+    hidden, weight, bias, targets = problem(60, 96, 300, dtype)
+    weight = weight.repeat(1, 2)[:, :96]
+    weight[1:280:2] = weight[:280:2]  # every token has a twin with the same logit
+    bias[1:280:2] = bias[:280:2]
+    weight[290:] = math.nan
+    targets, rows = targets % 280, torch.arange(60).flip(0)
+    options = {"rows": rows, "excluded_ids": (5, 289), "vocab_size": 290, "logit_scale": 0.5, "soft_cap": 3.0}
+    got = brgemm(hidden, weight, bias, targets, **options)
+    want = masked_logprob_statistics(hidden, weight, bias, targets, implementation="reference", **options)
+    torch.testing.assert_close(got[0], want.log_prob, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[1], want.log_sum_exp, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[2], want.entropy, rtol=0, atol=2e-5)
+    logits = brgemm(hidden, weight, bias, targets ^ 1, **options)  # the twins' ranks: ties outrank neither
+    untouched = ~torch.isin(targets, torch.tensor([4, 5]))
+    assert torch.equal(got[3][untouched], logits[3][untouched])
+
+
+@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
+def test_products_by_brgemm_are_bitwise_the_same_in_any_batch(dtype):
+    hidden, weight, bias, targets = problem(1000, 96, 1500, dtype)
+    whole = brgemm(hidden, weight, bias, targets)
+    for first, count in ((0, 7), (501, 7), (23, 1), (999, 1)):
+        rows = slice(first, first + count)
+        for part, full in zip(brgemm(hidden[rows], weight, bias, targets[rows]), whole, strict=True):
+            assert torch.equal(part, full[rows])
+
+
+@needs_extension
+def test_brgemm_asked_for_runs_or_says_why_not():
+    hidden, weight, bias, targets = problem(5, 33, 40)
+    with pytest.raises(RuntimeError, match="the width is no multiple of 32"):
+        brgemm(hidden, weight, bias, targets)
+    with pytest.raises(RuntimeError, match="not both float32 or both bfloat16"):
+        brgemm(hidden, weight.half(), bias, targets)
+    enabled = torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = False
+        with pytest.raises(RuntimeError, match="oneDNN is switched off"):
+            brgemm(hidden[:, :32], weight[:, :32], bias, targets)
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
@@ -310,7 +405,7 @@ def test_scratch_is_written_before_it_is_read():
 def test_registration_passes_opcheck():
     hidden, weight, bias, targets = problem(5, 16, 20)
     inputs = [item.requires_grad_() for item in (hidden, weight, bias)]
-    arguments = (*inputs, targets, None, [3], 20, 1.0, None, None)
+    arguments = (*inputs, targets, None, [3], 20, 1.0, None, None, "auto")
     targets[targets == 3] = 4
     torch.library.opcheck(torch.ops.diffscore_fast.masked_logprob.default, arguments)
     with torch.no_grad():

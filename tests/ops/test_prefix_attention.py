@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AttentionLayout, prefix_attention
 from diffscore_fast.ops.extension import cpu_unavailable
+from diffscore_fast.ops.flash_attention import flash_prefix_attention
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -174,6 +177,21 @@ def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries):
 
 
 @needs_extension
+def test_a_long_window_is_bitwise_the_same_on_any_number_of_threads():
+    layout = make_layout([500, 1], [(0, 30), (0, 30)], block=3)
+    inputs = tensors(layout, 2, 1, 32, 30)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(prefix_attention(*inputs, layout, implementation="cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(results[0].double(), dense(*inputs, layout), rtol=0, atol=3e-6)
+    assert torch.equal(*results)
+
+
+@needs_extension
 @settings(max_examples=60, deadline=None)
 @given(
     windows=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 9), st.integers(0, 70)), min_size=1, max_size=6),
@@ -240,3 +258,42 @@ def test_a_named_kernel_refuses_to_lose_a_gradient():
     inputs = [item.requires_grad_() for item in tensors(layout, 1, 1, 32, 1)]
     with pytest.raises(ImplementationError, match="has no gradient"):
         prefix_attention(*inputs, layout, implementation="cpu")
+
+
+def varlen_stand_in(query, key, value, query_edges, key_edges, longest_query, longest_key, dropout_p=0.0,
+                    softmax_scale=None, causal=False, return_attn_probs=False):  # fmt: skip
+    """flash_attn.flash_attn_varlen_func as its documentation states it, for tests: that package needs a GPU."""
+    assert not causal and return_attn_probs and query_edges.dtype == key_edges.dtype == torch.int32
+    assert (longest_query, longest_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))
+    out, log_sum = torch.empty_like(query), torch.empty(query.shape[1], len(query))
+    repeat = query.shape[1] // key.shape[1]
+    for (first, last), (begin, end) in zip(query_edges.unfold(0, 2, 1), key_edges.unfold(0, 2, 1), strict=True):
+        keys, values = (item[begin:end].float().repeat_interleave(repeat, dim=1) for item in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query[first:last].float(), keys) / math.sqrt(query.shape[2])
+        log_sum[:, first:last] = scores.logsumexp(2)
+        out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(2), values).to(query.dtype)
+    return out, log_sum, None
+
+
+@pytest.mark.parametrize("places", [None, [[0, 3, 4], [], [0], [10, 2], [1], []]])
+def test_flash_attn_calls_are_merged_by_log_sum_exp(monkeypatch, places):
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=varlen_stand_in))
+    layout = make_layout([7, 0, 1, 33, 2, 3], [(0, 20), (0, 20), (5, 0), (5, 40), (0, 20), (0, 0)], places)
+    inputs = [item.half() for item in tensors(layout, 4, 2, 32, 60)]
+    got = flash_prefix_attention(*inputs, layout)
+    torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=2e-3)
+    alone = make_layout([7], [(5, 0)])
+    part = [item[:7] for item in inputs[:3]]
+    got = flash_prefix_attention(*part, *inputs[3:], alone)
+    torch.testing.assert_close(got.double(), dense(*part, *inputs[3:], alone), rtol=0, atol=2e-3)
+
+
+def test_flash_attn_refuses_what_it_cannot_state():
+    layout = make_layout([4], [(0, 3)], block=2)
+    inputs = tensors(layout, 1, 1, 32, 3)
+    with pytest.raises(ImplementationError, match="no block-causal pattern"):
+        flash_prefix_attention(*inputs, layout)
+    with pytest.raises(ImplementationError, match="takes bfloat16 and float16"):
+        flash_prefix_attention(*inputs, replace(layout, block=0))
+    with pytest.raises(ImplementationError, match="flash_attn.*cannot run on cpu"):
+        prefix_attention(*inputs, layout, implementation="flash_attn")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,24 @@ def test_the_interpreter_is_off_elsewhere():
             assert "GPU" in str(operation.implementations["triton"].unavailable(torch.device("cpu")))
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+MATRIX_INSTRUCTION = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma"}
+
+
+@pytest.mark.parametrize("target", list(aot.TARGETS))
 def test_machine_code_has_matrix_instructions_and_no_spills(target):
-    """Two kernels of the report; `python -m bench.aot` compiles all of them for all targets."""
-    wanted = {"sm_90": "wgmma", "gfx942": "mfma"}[target]
-    forward = aot.logprob_cases("LLaDA-8B", 1024, 4096, 126464, torch.bfloat16)[0]
-    prefix = aot.attention_cases(12, 64, torch.bfloat16)[0]
-    for case in (forward, prefix):
+    """A kernel of each kind; `python -m bench.aot` compiles all of them, in every type and with every option."""
+    forward = aot.logprob_cases("BD3-LM", 1024, 768, 50258, torch.bfloat16, eight_bit=True)[0]
+    window = aot.attention_cases(12, 64, torch.float16)[2]
+    bounds = aot.segment_cases(1_000_000, 128, 128)[0]
+    for case in (forward, window, bounds):
         built = aot.compile_case(case, aot.TARGETS[target][0])
         assert built.spills == 0
-        assert wanted in built.instructions
+        if case is not bounds:  # float64, without a product
+            assert MATRIX_INSTRUCTION[target] in built.instructions
+
+
+def test_spills_are_found():
+    """A tile far beyond the registers must be reported, or the test above could not fail."""
+    case = aot.logprob_cases("BD3-LM", 1024, 768, 50258, torch.float32)[0]
+    too_large = replace(case, constants={**case.constants, "BLOCK_N": 128, "BLOCK_V": 256}, launch=(4, 1, True))
+    assert aot.compile_case(too_large, aot.TARGETS["gfx942"][0]).spills > 0

@@ -18,7 +18,7 @@ from diffscore_fast.ops import (
     prefix_attention,
 )
 from diffscore_fast.ops.triton_kernels import kernels
-from tests.ops.test_masked_logprob import exact, problem, spread_out
+from tests.ops.test_masked_logprob import check_infinite_logits, exact, problem, spread_out
 from tests.ops.test_prefix_attention import dense, make_layout, tensors
 
 OPTIONS = {"excluded_ids": (3, 2050), "vocab_size": 2100, "logit_scale": 0.5, "soft_cap": 4.0}
@@ -68,6 +68,45 @@ def test_gradients_match_the_reference(monkeypatch):
         gradients[implementation] = torch.autograd.grad((value * upstream).sum(), inputs)
     for got, want in zip(gradients["triton"], gradients["reference"], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_are_not_wanted_are_not_made():
+    hidden, weight, bias, targets = problem(6, 32, 130)
+    states = hidden.clone().requires_grad_()
+    values = masked_logprob(states, weight, bias, targets, implementation="triton")
+    (gradient,) = torch.autograd.grad(values.sum(), states)
+    module = kernels("logit_gradients")
+    call = module.prepare(hidden, weight, bias, targets, None, (), 1.0, None, None)
+    normaliser = torch.logsumexp(hidden @ weight.T + bias, dim=1)
+    wanted = (False, False, True)
+    nothing, none, offset = module.gradients(call, 130, normaliser, torch.ones(6), wanted, gathered=False)
+    assert nothing is None and none is None
+    p = torch.softmax(hidden @ weight.T + bias, dim=1)
+    slope = torch.nn.functional.one_hot(targets, 130) - p
+    torch.testing.assert_close(offset, slope.sum(dim=0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(gradient, slope @ weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_eight_bit_rows_are_spread_out_inside_the_tile(dtype):
+    hidden, weight, bias, targets = problem(9, 40, 300)
+    hidden, targets = hidden.to(dtype), targets % 290
+    scale = weight.abs().amax(dim=1) / 127
+    stored = (weight / scale[:, None]).round().to(torch.int8)
+    want = exact(hidden, stored.double() * scale[:, None].double(), bias, targets)
+    states = hidden.requires_grad_()
+    got = masked_logprob(states, stored, bias, targets, weight_scale=scale, implementation="triton")
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+    statistics = masked_logprob_statistics(states, stored, bias, targets, weight_scale=scale, implementation="triton")
+    torch.testing.assert_close(statistics.log_prob, got.detach())
+    (gradient,) = torch.autograd.grad(got.sum(), states)
+    plain = masked_logprob(states, stored, bias, targets, weight_scale=scale, implementation="reference")
+    (want_gradient,) = torch.autograd.grad(plain.sum(), states)
+    torch.testing.assert_close(gradient, want_gradient, rtol=0, atol=1e-4 if dtype == torch.float32 else 4e-3)
+
+
+def test_infinite_logits():
+    check_infinite_logits("triton")
 
 
 def test_no_rows():
@@ -120,6 +159,19 @@ def test_evidence_bounds_match_the_reference():
     got = evidence_bounds(values, 3, segments, implementation="triton")
     for name in ("lower", "upper_plain", "upper"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name))
+
+
+def test_evidence_bounds_of_many_folds():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2 * 100 + 130, generator=generator, dtype=torch.float64) * 20.0
+    values[100:200] = -math.inf
+    values[150] = 3.0  # one fold holds everything; without it there is nothing
+    for folds, segments in ((50, [0, 100, 200]), (65, [0, 130])):
+        part, edges = values[-segments[-1] :] if folds == 65 else values[:200], torch.tensor(segments)
+        want = evidence_bounds(part, folds, edges, implementation="reference")
+        got = evidence_bounds(part, folds, edges, implementation="triton")
+        for name in ("lower", "upper_plain", "upper"):
+            torch.testing.assert_close(getattr(got, name), getattr(want, name))
 
 
 def test_layout_in_memory_does_not_matter():

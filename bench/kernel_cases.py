@@ -1,0 +1,265 @@
+"""The cases of `bench.kernels`: shapes, rivals, and what is printed of their times."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions, functional
+
+from bench.timing import exponential_rate, matrix_rate, peak_extra_bytes, ratio
+from diffscore_fast import ops
+from diffscore_fast.ops.extension import brgemm_unavailable
+
+Rivals = dict[str, Callable[[], object]]
+Seconds = dict[str, list[float]]
+
+PLAIN = "linear + log_softmax + gather"
+LARGE = 2048  # side of the square product whose rate is the yardstick
+# Options of torch's linear_cross_entropy. Its chunked paths have no reduction "none" and sum.
+CHUNKED: dict[str, LinearCrossEntropyOptions | None] = {
+    "linear_cross_entropy(options=None)": None,
+    "linear_cross_entropy(chunking auto)": LinearCrossEntropyOptions(),
+    "linear_cross_entropy(chunking aspect_ratio)": LinearCrossEntropyOptions(chunking_method="aspect_ratio"),
+    **{
+        f"linear_cross_entropy(batch_chunk_size={rows})": LinearCrossEntropyOptions(
+            batch_chunk_size=rows, chunking_method=None
+        )
+        for rows in (128, 512)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape: names of its rivals, how to make them, how often they run, and what to print."""
+
+    kernel: str
+    shape: str
+    dtype: torch.dtype
+    turns: int
+    names: tuple[str, ...]
+    rivals: Callable[[], Rivals]
+    report: Callable[[Seconds], None]
+
+    @property
+    def title(self) -> str:
+        return f"{self.kernel} {self.shape} {str(self.dtype).removeprefix('torch.')}"
+
+
+def all_cases(small: bool) -> list[Case]:
+    single, half = torch.float32, torch.bfloat16
+    shapes = [(1000, 384, 30522, single, 7), (1000, 768, 50257, single, 5), (512, 4096, 126464, single, 3),
+              (1000, 384, 30522, half, 3), (1000, 768, 50257, half, 3)]  # fmt: skip
+    rows = (500, 2000, 8000)
+    if small:
+        shapes, rows = [(30, 64, 500, single, 2), (30, 64, 500, half, 2)], (30,)
+    found = [logprob_case(*shape) for shape in shapes]
+    found.append(attention_case(2 if small else 16, 3 if small else 20, 2 if small else 9))
+    for width in (384, 768):
+        found += [case for count in rows for case in linear_cases(count, width, 2 if small else 9)]
+    return found + segment_cases(100 if small else 1_000_000, 2 if small else 5)
+
+
+@functools.cache
+def rate(dtype: torch.dtype) -> float:
+    return matrix_rate(dtype)
+
+
+def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: int) -> Case:
+    """bfloat16 leaves out torch's chunked paths, and a wide model those that take minutes there."""
+    brgemm = ("cpu, products by brgemm",) if brgemm_unavailable(dtype) is None and width % 32 == 0 else ()
+    chunked = tuple(CHUNKED) if dtype == torch.float32 and width < 4096 else tuple(CHUNKED)[:1]
+    names = ("large product", "cpu", *brgemm, PLAIN, *chunked)
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        hidden, weight = torch.randn(rows, width), torch.randn(size, width) / width**0.5
+        return hidden.to(dtype), weight.to(dtype), torch.randn(size).to(dtype), torch.randint(size, (rows,))
+
+    def rivals() -> Rivals:
+        hidden, weight, bias, targets = inputs()
+        square = torch.randn(LARGE, LARGE).to(dtype)
+        own = torch.ops.diffscore_fast.masked_logprob
+        calls: Rivals = {
+            "large product": lambda: functional.linear(square, square),
+            "cpu": lambda: ops.masked_logprob(hidden, weight, bias, targets, implementation="cpu"),
+            "cpu, products by brgemm": lambda: own(
+                hidden, weight, bias, targets, None, [], size, 1.0, None, None, "brgemm"
+            ),
+            PLAIN: lambda: plain(hidden, weight, bias, targets),
+        }
+        for name in chunked:
+            calls[name] = functools.partial(
+                functional.linear_cross_entropy, hidden, weight, targets, linear_bias=bias, options=CHUNKED[name],
+                reduction="none" if CHUNKED[name] is None else "sum",
+            )  # fmt: skip
+        return {name: calls[name] for name in names}
+
+    def report(seconds: Seconds) -> None:
+        hidden, weight, bias, targets = inputs()
+        extra = peak_extra_bytes(lambda: ops.masked_logprob(hidden, weight, bias, targets, implementation="cpu"))
+        few = (hidden[:64], weight, bias, targets[:64])
+        exact = plain(*(item.double() if item.is_floating_point() else item for item in few))
+        error = float((ops.masked_logprob(*few, implementation="cpu") - exact).abs().max())
+        plain_error = float((plain(*few) - exact).abs().max())
+        own = statistics.median(seconds["cpu"])
+        share = ratio(seconds, "large product", "cpu") * rows * width * size / LARGE**3
+        best = min(chunked, key=lambda name: statistics.median(seconds[name]))
+        print(f"{case.title}: {own * 1e3:.0f} ms, {2.0 * rows * width * size / own / 1e9:.1f} GFLOP/s: {share:.2f} of "
+              f"the rate of torch's own product of {LARGE}")  # fmt: skip
+        if dtype == torch.bfloat16 and not brgemm:
+            print(f"  bfloat16 is slow in torch on this processor ({brgemm_unavailable(dtype)}), hence large ratios")
+        for name in (*brgemm, PLAIN, best):
+            note = " (its best option here)" if name == best else ""
+            print(f"  {ratio(seconds, name, 'cpu'):.2f} times {name}{note}")
+        print(f"  peak extra memory {extra / 2**20:.1f} MiB; error against float64 {error:.1e}, plain path "
+              f"{plain_error:.1e}")  # fmt: skip
+
+    case = Case("masked_logprob", f"rows {rows} D {width} V {size}", dtype, turns, names, rivals, report)
+    return case
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    logits = functional.linear(hidden, weight, bias)
+    return torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
+
+
+def attention_case(candidates: int, draws: int, turns: int) -> Case:
+    """Candidates of 20 to 130 tokens, each with its draws, over one 450-token prefix, 12 heads of 32."""
+    heads, width, prefix = 12, 32, 450
+    lengths = np.random.default_rng(0).integers(20, 127, candidates)
+    offsets = np.concatenate([[0], np.cumsum(np.repeat(lengths, draws))]).astype(np.int64)
+    windows, rows = len(offsets) - 1, int(offsets[-1])
+    layout = ops.AttentionLayout(offsets, offsets, np.zeros(windows, np.int64), np.full(windows, prefix))
+    groups = [(slice(int(offsets[i]), int(offsets[i + draws])), int(offsets[i + 1] - offsets[i]))
+              for i in range(0, windows, draws)]  # fmt: skip
+    names = ("cpu", "reference", "SDPA, prefix expanded", "SDPA twice, merged")
+
+    def rivals() -> Rivals:
+        torch.manual_seed(0)
+        query, key, value = torch.randn(rows, 3 * heads, width).split(heads, dim=1)
+        prefix_key, prefix_value = torch.randn(prefix, 2 * heads, width).split(heads, dim=1)
+
+        def stacked(x: Tensor, length: int) -> Tensor:
+            return x.view(draws, length, heads, width).transpose(1, 2)
+
+        def expanded() -> Tensor:
+            """SDPA by length groups, the prefix copied in front of every draw's own keys and values."""
+            out = torch.empty_like(query)
+            for part, length in groups:
+                keys, values = (
+                    torch.cat(
+                        [item.expand(draws, prefix, heads, width), own[part].view(draws, length, heads, width)], 1
+                    )
+                    for item, own in ((prefix_key, key), (prefix_value, value))
+                )
+                result = functional.scaled_dot_product_attention(
+                    stacked(query[part], length), keys.transpose(1, 2), values.transpose(1, 2)
+                )
+                out[part] = result.transpose(1, 2).reshape(-1, heads, width)
+            return out
+
+        def merged() -> Tensor:
+            """Two SDPA calls by length groups, prefix (all draws as one) and own, merged by log-sum-exp."""
+            out = torch.empty_like(query)
+            attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            for part, length in groups:
+                all_draws = query[part].transpose(0, 1)[None]
+                shared, shared_lse = attend(
+                    all_draws, prefix_key.transpose(0, 1)[None], prefix_value.transpose(0, 1)[None]
+                )
+                own, own_lse = attend(*(stacked(x[part], length) for x in (query, key, value)))
+                shared = shared[0].transpose(0, 1)
+                own = own.transpose(1, 2).reshape(-1, heads, width)
+                # [draws, heads, length] or [1, heads, all] to [rows, heads]
+                shared_lse, own_lse = (
+                    lse.transpose(1, 2).reshape(draws * length, heads) for lse in (shared_lse, own_lse)
+                )
+                share = torch.sigmoid(shared_lse - own_lse)[..., None]
+                out[part] = own + share * (shared - own)
+            return out
+
+        inputs = (query, key, value, prefix_key, prefix_value, layout)
+        got = ops.prefix_attention(*inputs, implementation="cpu")
+        for rival in (expanded, merged):
+            torch.testing.assert_close(rival(), got, rtol=0, atol=1e-5)
+        own = functools.partial(ops.prefix_attention, *inputs)
+        return dict(zip(names, (functools.partial(own, implementation="cpu"),
+                                functools.partial(own, implementation="reference"), expanded, merged),
+                        strict=True))  # fmt: skip
+
+    def report(seconds: Seconds) -> None:
+        scores = heads * float(np.sum(np.diff(offsets) * (np.diff(offsets) + prefix)))
+        products, exponentials = 4.0 * scores * width / rate(torch.float32), scores / exponential_rate()
+        floor = products + exponentials
+        print(f"{case.title}: {statistics.median(seconds['cpu']) * 1e3:.0f} ms")
+        for rival in names[1:]:
+            print(f"  {ratio(seconds, rival, 'cpu'):.2f} times {rival}")
+        print(f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "
+              f"{exponentials / floor:.0%}")  # fmt: skip
+
+    shape = f"{windows} windows, {rows} queries, prefix {prefix}, {heads} heads of {width}"
+    case = Case("prefix_attention", shape, torch.float32, turns, names, rivals, report)
+    return case
+
+
+def linear_cases(rows: int, width: int, turns: int) -> list[Case]:
+    """The body's products at widths 384 and 768 (the embedded model's), against torch's separate calls."""
+    return [linear_case(name, rows, width, *shape, turns) for name, shape in {
+        "qkv": (width, 3 * width, "none", False),
+        "out + residual + norm": (width, width, "none", True),
+        "up + gelu": (width, 4 * width, "gelu", False),
+        "down + residual + norm": (4 * width, width, "none", True),
+    }.items()]  # fmt: skip
+
+
+def linear_case(name: str, rows: int, width: int, depth: int, size: int, activation: str, normed: bool,
+                turns: int) -> Case:  # fmt: skip
+    names = ("cpu", "reference")
+
+    def rivals() -> Rivals:
+        torch.manual_seed(0)
+        x, weight, bias = torch.randn(rows, depth), torch.randn(size, depth) / depth**0.5, torch.randn(size)
+        norm = ops.ResidualNorm(torch.randn(rows, size), torch.ones(size), torch.zeros(size), 1e-12) if normed else None
+        call = functools.partial(ops.linear, x, weight, bias, activation=activation, residual_norm=norm)
+        return {kind: functools.partial(call, implementation=kind) for kind in names}
+
+    def report(seconds: Seconds) -> None:
+        own = statistics.median(seconds["cpu"])
+        print(f"{case.title}: {own * 1e3:.2f} ms, {2.0 * rows * depth * size / own / 1e9:.1f} GFLOP/s, "
+              f"{ratio(seconds, 'reference', 'cpu'):.2f} times torch")  # fmt: skip
+
+    case = Case("linear", f"{name}, rows {rows} width {width}", torch.float32, turns, names, rivals, report)
+    return case
+
+
+def segment_cases(count: int, turns: int) -> list[Case]:
+    draws = 8
+    return [segment_case(kernel, call, count, draws, turns) for kernel, call in (
+        ("log_mean_exp", lambda values, edges, name: ops.log_mean_exp(values, edges, implementation=name)),
+        ("evidence_bounds", lambda values, edges, name: ops.evidence_bounds(values, 4, edges, implementation=name)),
+    )]  # fmt: skip
+
+
+def segment_case(kernel: str, call: Callable[[Tensor, Tensor, str], object], count: int, draws: int,
+                 turns: int) -> Case:  # fmt: skip
+    names = ("cpu", "reference")
+
+    def rivals() -> Rivals:
+        torch.manual_seed(0)
+        values = torch.randn(count * draws, dtype=torch.float64) * 5 - 100
+        edges = torch.arange(0, count * draws + 1, draws)
+        return {name: functools.partial(call, values, edges, name) for name in names}
+
+    def report(seconds: Seconds) -> None:
+        print(f"{case.title}: {statistics.median(seconds['cpu']) * 1e3:.1f} ms, "
+              f"{ratio(seconds, 'reference', 'cpu'):.1f} times the reference")  # fmt: skip
+
+    case = Case(kernel, f"{count} segments of {draws}", torch.float64, turns, names, rivals, report)
+    return case
