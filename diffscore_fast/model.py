@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from diffscore_fast.backbones.load import load_model
@@ -55,6 +56,10 @@ class ScoringModel:
             "implementation": self._runner.implementations,
         }  # fmt: skip
         check_packing(self._runner, attention)
+
+    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """Number of tokens of each text, int64 [n]."""
+        return np.array([len(item.ids) for item in self._tokenizer.encode(texts)], dtype=np.int64)
 
     def _room(self, pattern: str, block_size: int = 0) -> int:
         """Most tokens of a text under a pattern, the start token taken off."""

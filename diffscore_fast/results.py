@@ -64,11 +64,15 @@ class Signature(_Signature):
     length_normalised: bool
     masking: str
     ratios: str
+    coupling: str | None
     draws: int
     levels: int
     replicates: int
+    target_stderr: float | None
+    max_draws: int | None
     seed: int
     attention: str
+    full_draws: int | str | None
     dtype: str
     implementation: str
     template: str
@@ -144,9 +148,13 @@ class ScoreTable:
     scores : float64 [n]
         Nats a token (natural logarithm); NaN where the row has no score.
     stderr : float64 [n]
-        Standard error over replicates; NaN where the row has no score or the design has one replicate.
+        Standard error over replicates; NaN where the row has no score or the design has one replicate, 0 where all
+        masks were enumerated.
     num_tokens : int64 [n]
         Tokens scored; 0 where the row has no score. `bidirectional` counts both texts.
+    num_draws, full_draws : int64 [n]
+        Draws (or masks, where all were enumerated) that the score rests on, pilots not counted; and how many of them
+        were corrected (attention "corrected"). `bidirectional` gives the larger of its two.
     status : list of str
         "ok", or why not; see the README.
     messages : list of str
@@ -166,6 +174,8 @@ class ScoreTable:
     scores: np.ndarray
     stderr: np.ndarray
     num_tokens: np.ndarray
+    num_draws: np.ndarray
+    full_draws: np.ndarray
     status: list[str]
     messages: list[str]
     truncated_tokens: np.ndarray
@@ -187,7 +197,7 @@ class ScoreTable:
     def join(tables: list[ScoreTable]) -> ScoreTable:
         """Consecutive tables of one signature as one."""
         columns: dict[str, Any] = {}
-        for name in ("scores", "stderr", "num_tokens", "truncated_tokens", "profile"):
+        for name in ("scores", "stderr", "num_tokens", "num_draws", "full_draws", "truncated_tokens", "profile"):
             columns[name] = np.concatenate([getattr(table, name) for table in tables])
         for name in ("status", "messages"):
             columns[name] = [item for table in tables for item in getattr(table, name)]

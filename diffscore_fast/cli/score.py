@@ -6,7 +6,7 @@ import math
 import statistics
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.io.jsonl import Record
 from diffscore_fast.results import SCORED, ScoreTable
-from diffscore_fast.scorer import DiffScorer, ScoreConfig
+from diffscore_fast.scorer import DiffScorer, ScoreConfig, default_full_draws
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -64,6 +64,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
             "tokens": int(table.num_tokens[row]),
+            "draws": int(table.num_draws[row]),
+            "full_draws": int(table.full_draws[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
             "profile": _profile(table, row) if scored else None,
             "token_scores": _tokens(table, row) if scored else None,
@@ -73,7 +75,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         scorer = DiffScorer(model, token_budget=options["token_budget"])
         if options["attention"] is None:
             config = _config({**options, "attention": scorer.spec.default_pattern})
-        scorer.spec.pattern(config.attention)
+        scorer.check_patterns(config)
         run.process(batches, fields)
     except BaseException:
         run.abandon()
@@ -89,12 +91,24 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
 
 def _config(options: dict[str, Any]) -> ScoreConfig:
     design = MaskDesign(options["draws"], options["mask_ratios"], options["masking"], options["levels"],
-                        options["replicates"])  # fmt: skip
+                        options["replicates"], options["coupling"])  # fmt: skip
     weights = parse_numbers("--level-weights", options["level_weights"])
-    return ScoreConfig(
-        options["direction"], ReconstructionConfig(options["estimator"], design, weights), options["alpha"],
-        options["seed"], options["attention"] or "prefix", options["overlength"], options["tokens"],
+    attention = options["attention"] or "prefix"
+    reconstruction = ReconstructionConfig(
+        options["estimator"], design, weights, target_stderr=options["target_stderr"], max_draws=options["max_draws"],
+        full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
     )  # fmt: skip
+    return ScoreConfig(options["direction"], reconstruction, options["alpha"], options["seed"], attention,
+                       options["overlength"], options["tokens"])  # fmt: skip
+
+
+def _parse_full_draws(text: str | None) -> int | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--full-draws {text!r}: neither a whole number nor auto") from None
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
@@ -108,7 +122,9 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def _added_fields(options: dict[str, Any], config: ScoreConfig) -> list[str]:
-    fields = ["score", "stderr", "tokens", "status", "message"]
+    fields = ["score", "stderr", "tokens", "draws", "status", "message"]
+    if config.attention == "corrected":
+        fields.append("full_draws")
     if config.overlength == "truncate-source":
         fields.append("truncated_tokens")
     if options["profile"]:
