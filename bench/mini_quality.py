@@ -159,8 +159,8 @@ def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measu
 
 def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loaded: LoadedModel, draws: int) -> None:
     """Agreement with the human judgements of our score, the network's autoregressive mode, and the baselines."""
-    table = scorer.score(judged.sources, judged.candidates, direction="conditional", draws=draws, coupling="independent", seed=0,
-                         attention="prefix", overlength="truncate-source")  # fmt: skip
+    table = scorer.score(judged.sources, judged.candidates, direction="conditional", draws=draws, seed=0,
+                         coupling="independent", attention="prefix", overlength="truncate-source")  # fmt: skip
     metrics = {NAME: table.scores, "autoregressive": autoregressive_scores(loaded, judged), **baseline_scores(judged)}
     for metric, scores in metrics.items():
         found = agreement(judged, scores)

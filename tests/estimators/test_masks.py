@@ -84,18 +84,18 @@ def test_an_empty_draw_masks_one_token_evenly_or_stays_empty():
 @pytest.mark.parametrize("ratios", ["grid", "stratified"])
 def test_balanced_masks_have_the_sizes_of_the_design_and_any_tokens(ratios, masking):
     """Against masks drawn straight from the definition; draws counted by their share."""
-    length, trials = 5, 20_000
+    length, trials = 5, 10_000
     draws = draw(MaskDesign(4, ratios, masking), trials, length)
     generator = np.random.default_rng(1)
     ratio = generator.integers(1, 10, 200_000) / 10 if ratios == "grid" else 1 - generator.random(200_000)
     sizes = generator.binomial(length, ratio) if masking == "bernoulli" else np.ceil(ratio * length - 1e-9)
     expected = np.bincount(np.maximum(sizes, 1).astype(int), minlength=length + 1) / 200_000
     found = np.bincount(draws.counts, weights=draws.share, minlength=length + 1) / draws.share.sum()
-    np.testing.assert_allclose(found, expected, atol=0.01)
+    np.testing.assert_allclose(found, expected, atol=0.015)
     masks = draws.masked.reshape(-1, length)
     for size in range(1, length + 1):  # every draw of a size: tokens, and pairs of tokens, are equally likely
         own = masks[draws.counts == size].astype(float)
-        if len(own) < 2000:
+        if len(own) < 1000:
             continue
         together = own.T @ own / len(own)
         np.testing.assert_allclose(np.diag(together), size / length, atol=0.06)
@@ -124,16 +124,16 @@ def test_size_tables_are_distributions():
 
 def test_picked_draws_stand_for_their_share():
     for design in (MaskDesign(8, replicates=1), MaskDesign(5, coupling="independent")):
-        draws = draw(design, 20_000, 6)
-        factor = pick_draws(design, keys(20_000), draws, np.full(20_000, 3)).reshape(20_000, -1)
-        shares = draws.share.reshape(20_000, -1)
+        draws = draw(design, 8000, 3)
+        factor = pick_draws(design, keys(8000), draws, np.full(8000, 3)).reshape(8000, -1)
+        shares = draws.share.reshape(8000, -1)
         np.testing.assert_allclose(factor.mean(axis=0), 1, atol=0.1)
         picks = factor * shares * 3
         np.testing.assert_allclose(picks.sum(axis=1), 3, atol=1e-9)
         if not design.balanced:  # equal shares: every subset of three is as likely
             assert (np.isclose(picks, 0) | np.isclose(picks, 1)).all()
-            together = (picks.T @ picks / 20_000)[np.triu_indices(9, 1)]
-            np.testing.assert_allclose(together, 3 * 2 / 9 / 8, atol=0.01)
+            together = (picks.T @ picks / 8000)[np.triu_indices(9, 1)]
+            np.testing.assert_allclose(together, 3 * 2 / 9 / 8, atol=0.015)
 
 
 def test_a_target_s_draws_do_not_depend_on_its_neighbours():
@@ -152,8 +152,10 @@ def test_a_target_s_draws_do_not_depend_on_its_neighbours():
 
 @pytest.mark.parametrize(
     "options",
-    [dict(draws=0), dict(levels=1), dict(ratios="other"), dict(masking="other"), dict(draws=20, replicates=5, coupling="independent"),
-     dict(draws=20, replicates=0), dict(ratios="stratified", draws=6, replicates=4), dict(draws=40, replicates=36, coupling="independent"),
+    [dict(draws=0), dict(levels=1), dict(ratios="other"), dict(masking="other"),
+     dict(draws=20, replicates=5, coupling="independent"),
+     dict(draws=20, replicates=0), dict(ratios="stratified", draws=6, replicates=4),
+     dict(draws=40, replicates=36, coupling="independent"),
      dict(ratios="uniform", coupling="balanced"), dict(coupling="other")],
 )  # fmt: skip
 def test_impossible_designs_are_refused(options):
