@@ -47,17 +47,17 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
     """All sets, sampled: `documents` of SummEval, `rows` of QAGS and data-to-text, `pairs` of the pair sets."""
     rng = np.random.default_rng(seed)
     sets = []
-    summeval = _read(folder / "sum_summeval.jsonl.gz")
+    summeval = read_rows(folder / "sum_summeval.jsonl.gz")
     names = list(dict.fromkeys(row["id"] for row in summeval))
     kept = {names[i] for i in rng.permutation(len(names))[:documents]}
     sets.append(_judged("SummEval", "spearman", True, [row for row in summeval if row["id"] in kept]))
-    qags = _read(folder / "sum_qags_cnn.jsonl.gz")
+    qags = read_rows(folder / "sum_qags_cnn.jsonl.gz")
     sets.append(_judged("QAGS-CNN", "pearson", False, _sample(qags, rows, rng)))
     for name in ("bagel", "sfhot", "sfres"):
-        data = _sample(_read(folder / f"d2t_{name}.jsonl.gz"), rows, rng)
+        data = _sample(read_rows(folder / f"d2t_{name}.jsonl.gz"), rows, rng)
         sets.append(_judged(name.upper(), "spearman", False, data))
     by_id: dict[str, dict[str, dict]] = {}
-    for row in _read(folder / "sum_rank19.jsonl.gz"):
+    for row in read_rows(folder / "sum_rank19.jsonl.gz"):
         by_id.setdefault(row["id"], {})[row["system"]] = row
     rank19 = [
         {"source": pair["correct"]["source"], "references": [pair["correct"]["source"]],
@@ -66,7 +66,7 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
     ]  # fmt: skip
     sets.append(_paired("Rank19", _sample(rank19, pairs, rng)))
     for name in ("gu", "kk", "lt"):
-        data = _sample(_read(folder / f"wmt_{name}_en.jsonl.gz"), pairs, rng)
+        data = _sample(read_rows(folder / f"wmt_{name}_en.jsonl.gz"), pairs, rng)
         data = [{**row, "source": row["reference"], "references": [row["reference"]]} for row in data]
         sets.append(_paired(f"WMT {name}-en", data))
     return sets
@@ -142,7 +142,7 @@ def _paired(name: str, pairs: Sequence[dict]) -> JudgedSet:
     )  # fmt: skip
 
 
-def _read(path: Path) -> list[dict]:
+def read_rows(path: Path) -> list[dict]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 

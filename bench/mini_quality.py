@@ -163,7 +163,7 @@ def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measu
 def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loaded: LoadedModel, draws: int) -> None:
     """Agreement with the human judgements of our score, the network's autoregressive mode, and the baselines."""
     table = scorer.score(judged.sources, judged.candidates, direction="conditional", draws=draws, seed=0,
-                         attention="prefix", overlength="truncate-source")  # fmt: skip
+                         coupling="independent", attention="prefix", overlength="truncate-source")  # fmt: skip
     metrics = {NAME: table.scores, "autoregressive": autoregressive_scores(loaded, judged), **baseline_scores(judged)}
     for metric, scores in metrics.items():
         found = agreement(judged, scores)
@@ -229,7 +229,7 @@ def first_of_each(judged: JudgedSet) -> list[int]:
 
 
 def scored(scorer: DiffScorer, sources: list[str], texts: list[str], direction: Any, draws: int) -> np.ndarray:
-    return scorer.score(sources, texts, direction=direction, draws=draws, attention="prefix",
+    return scorer.score(sources, texts, direction=direction, draws=draws, coupling="independent", attention="prefix",
                         overlength="truncate-source").scores  # fmt: skip
 
 

@@ -71,11 +71,15 @@ class Signature(_Signature):
     mask_words: str | None
     tagger: str | None
     ratios: str
+    coupling: str | None
     draws: int
     levels: int
     replicates: int
+    target_stderr: float | None
+    max_draws: int | None
     seed: int
     attention: str
+    full_draws: int | str | None
     dtype: str
     implementation: str
     template: str
@@ -149,7 +153,7 @@ class TokenScores:
         return TokenScores(offsets, *columns)
 
 
-_COLUMNS = ("scores", "stderr", "num_tokens", "truncated_tokens", "profile")
+_COLUMNS = ("scores", "stderr", "num_tokens", "num_draws", "full_draws", "truncated_tokens", "profile")
 
 
 @dataclass(frozen=True)
@@ -161,10 +165,14 @@ class ScoreTable:
     scores : float64 [n]
         Nats a token (natural logarithm); NaN where the row has no score.
     stderr : float64 [n]
-        Standard error over replicates; NaN where the row has no score or the design has one replicate.
+        Standard error over replicates; NaN where the row has no score or the design has one replicate, 0 where all
+        masks were enumerated.
     num_tokens : int64 [n]
         Tokens scored; 0 where the row has no score. `bidirectional` counts both texts, the mean over references all of
         its references, a class of words its own tokens alone.
+    num_draws, full_draws : int64 [n]
+        Draws (or masks, where all were enumerated) that the score rests on, pilots not counted; and how many of them
+        were corrected (attention "corrected"). `bidirectional` gives the larger of its two.
     status : list of str
         "ok", or why not; see the README.
     messages : list of str
@@ -187,6 +195,8 @@ class ScoreTable:
     scores: np.ndarray
     stderr: np.ndarray
     num_tokens: np.ndarray
+    num_draws: np.ndarray
+    full_draws: np.ndarray
     status: list[str]
     messages: list[str]
     truncated_tokens: np.ndarray

@@ -76,18 +76,16 @@ class RowTokenizer:
         self._tokenizer = tokenizer
         self._taggers: dict[str, Tagger] = {}
 
-    def tokenise(self, rows: Sequence[tuple[Any, Any]], config: ScoreConfig, most: int,
-                 pattern: PatternSpec) -> TokenRows:  # fmt: skip
+    def tokenise(self, rows: Sequence[tuple[Any, Any]], config: ScoreConfig,
+                 patterns: Sequence[tuple[PatternSpec, int]]) -> TokenRows:  # fmt: skip
         """Tokens and status of (source, candidate) rows, whatever the values are. Equal texts are tokenised once.
 
         Parameters
         ----------
         rows : sequence of pairs
         config : ScoreConfig
-        most : int
-            Tokens that the model has positions for.
-        pattern : PatternSpec
-            Whether context and target have those positions each, or share them, and what stands between the two.
+        patterns : sequence of (PatternSpec, int)
+            The patterns that will be read, and how many tokens each has positions for.
 
         Raises
         ------
@@ -99,10 +97,10 @@ class RowTokenizer:
         usable = [row for row, state in zip(rows, status, strict=True) if state == OK]
         texts = list(dict.fromkeys(text for row in usable for text in (row if config.needs_source else row[1:])))
         encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
-        room = _Room(config, self._frames(config), most, pattern)
+        room = _Room(config, self._frames(config), patterns)
         if config.mask_words != "all":
             targets = dict.fromkeys(text for row in usable for text in scored_texts(config, *row))
-            encoded.update(self._tagged({text: encoded[text] for text in targets}, config, most))
+            encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.most))
         sources, candidates = [_NOTHING] * len(rows), [_NOTHING] * len(rows)
         truncated = np.zeros(len(rows), dtype=np.int64)
         for row, (source_text, candidate_text) in enumerate(rows):
@@ -161,14 +159,18 @@ class _Room:
 
     config: ScoreConfig
     frames: dict[str, tuple[np.ndarray, np.ndarray]]
-    most: int
-    pattern: PatternSpec
+    patterns: Sequence[tuple[PatternSpec, int]]
 
     def __post_init__(self) -> None:
         longest = max(len(before) + len(after) for before, after in self.frames.values())
         if longest >= self.most:
             name = self.config.template.name
             raise InputError(f"template {name!r} has {longest} tokens, the model takes {self.most}; use a shorter one")
+
+    @property
+    def most(self) -> int:
+        """Tokens that all patterns have positions for."""
+        return min(most for _, most in self.patterns)
 
     def status(self, source: int, candidate: int) -> tuple[str, str, int]:
         """Status and message of a row of that many tokens, and how many source tokens to cut."""
@@ -177,17 +179,8 @@ class _Room:
             return EMPTY_CANDIDATE, "the candidate has no tokens", 0
         if config.needs_source and source == 0:
             return EMPTY_SOURCE, f"the {name} has no tokens", 0
-        # Where window positions restart, the target may use all of them, and so may the context with its template;
-        # else all of them share the positions.
-        words = {direction: len(before) + len(after) for direction, (before, after) in self.frames.items()}
-        if self.pattern.restart_positions:
-            beside_candidate = words.get("reverse", 0)
-            beside_source = max((size for direction, size in words.items() if direction != "reverse"), default=0)
-        else:
-            beside_candidate = max(words.values())
-            beside_source = beside_candidate + candidate
-        room_candidate = self.most - beside_candidate
-        room_source = self.most - beside_source - len(self.pattern.separator_ids)
+        rooms = [self._beside(pattern, most, candidate) for pattern, most in self.patterns]
+        room_candidate, room_source = (min(sizes) for sizes in zip(*rooms, strict=True))
         if candidate > room_candidate:
             return TOO_LONG, f"the candidate has {candidate} tokens, the model takes {room_candidate}", 0
         if not config.needs_source or source <= room_source:
@@ -196,3 +189,18 @@ class _Room:
             cut = source - room_source
             return TRUNCATED_SOURCE, f"the last {cut} of the {name}'s {source} tokens were cut", cut
         return TOO_LONG, f"the {name} has {source} tokens, there is room for {max(room_source, 0)}", 0
+
+    def _beside(self, pattern: PatternSpec, most: int, candidate: int) -> tuple[int, int]:
+        """Tokens that candidate and source may have under a pattern.
+
+        Where window positions restart, the target may use all of them, and so may the context with its template; else
+        all of them share the positions.
+        """
+        words = {direction: len(before) + len(after) for direction, (before, after) in self.frames.items()}
+        if pattern.restart_positions:
+            beside_candidate = words.get("reverse", 0)
+            beside_source = max((size for direction, size in words.items() if direction != "reverse"), default=0)
+        else:
+            beside_candidate = max(words.values())
+            beside_source = beside_candidate + candidate
+        return most - beside_candidate, most - beside_source - len(pattern.separator_ids)

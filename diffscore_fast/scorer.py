@@ -41,7 +41,8 @@ Overlength = Literal["error", "skip", "truncate-source"]
 
 DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
-ATTENTIONS = ("full", "prefix")
+# The attention patterns that each score reads; the first is that of the draws, the second corrects some of them.
+ATTENTIONS = {"full": ("full",), "prefix": ("prefix",), "corrected": ("prefix", "full")}
 # Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 16
 
@@ -65,7 +66,7 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         for value, known, what in (
             (self.direction, DIRECTIONS, "direction"),
-            (self.attention, ATTENTIONS, "attention"),
+            (self.attention, tuple(ATTENTIONS), "attention"),
             (self.overlength, OVERLENGTH, "overlength policy"),
             (self.mask_words, MASK_WORDS, "class of words"),
             (self.aggregate, (None, *AGGREGATES), "aggregate"),
@@ -78,7 +79,14 @@ class ScoreConfig:
             raise InputError("the mean over references scores no single text in reverse; for token scores use max")
         if not 0.0 <= self.alpha <= 1.0:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha}")
+        if (self.attention == "corrected") != (self.reconstruction.full_draws is not None):
+            raise InputError("full draws belong to attention 'corrected', which needs them")
         object.__setattr__(self, "seed", checked_seed(self.seed))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Attention patterns that the model must have."""
+        return ATTENTIONS[self.attention]
 
     @property
     def needs_source(self) -> bool:
@@ -132,17 +140,21 @@ class DiffScorer(ScoringModel):
         candidates: Sequence[str | None],
         *,
         direction: Direction = "conditional",
-        draws: int = 20,
+        draws: int = 8,
         seed: int = 0,
         estimator: Literal["mean_logprob", "elbo", "weighted"] = "mean_logprob",
         mask_ratios: Literal["grid", "stratified", "uniform"] = "grid",
         masking: Literal["bernoulli", "count"] = "bernoulli",
         levels: int = 10,
         replicates: int | None = None,
+        coupling: Literal["balanced", "independent"] | None = None,
+        target_stderr: float | None = None,
+        max_draws: int = 128,
         level_weights: Sequence[float] | None = None,
         length_normalised: bool = False,
         alpha: float = 0.5,
-        attention: Literal["full", "prefix"] | None = None,
+        attention: Literal["full", "prefix", "corrected"] | None = None,
+        full_draws: int | Literal["auto"] | None = None,
         overlength: Overlength = "error",
         token_scores: bool = False,
         template: str | Path | Template = "plain",
@@ -164,18 +176,24 @@ class DiffScorer(ScoringModel):
             S(c | nothing), S(c | s), S(s | c), alpha * conditional + (1 - alpha) * reverse, or
             conditional - marginal on common masks.
         draws : int
-            K, the number of mask draws; the design may make another number, which the signature reports.
+            K, the number of mask draws; an independent grid makes another number, which the signature reports. A
+            text whose 2^L - 1 masks are no more is scored by all of them, exactly.
         seed : int
             With the target's tokens it determines the masks.
         estimator, level_weights, length_normalised
             See `ReconstructionConfig`.
-        mask_ratios, masking, levels, replicates
-            See `MaskDesign`.
+        mask_ratios, masking, levels, replicates, coupling
+            See `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18 forward passes).
+        target_stderr, max_draws
+            See `ReconstructionConfig`: a standard error to aim at, and the most draws that a row may get for it.
         alpha : float
             Weight of `conditional` in `bidirectional`.
-        attention : {"full", "prefix"}, optional
+        attention : {"full", "prefix", "corrected"}, optional
             `full`: every token sees every token. `prefix`: the source does not see the candidate, and is computed
-            once for all its candidates and draws. The model's default if not given.
+            once for all its candidates and draws. `corrected`: the `prefix` score plus the mean of full - prefix over
+            J of the draws, whose expectation is the `full` score. The model's default if not given.
+        full_draws : int or "auto", optional
+            J, for `corrected`; the least there is if not given. See `ReconstructionConfig`.
         overlength : {"error", "skip", "truncate-source"}
             What happens where a text exceeds the model's positions: status `too_long` (the command line counts it
             as failed for "error", as skipped for "skip"), or the end of the source is cut, counted and reported.
@@ -210,17 +228,26 @@ class DiffScorer(ScoringModel):
         UnsupportedPatternError
             If the model was not trained with that attention.
         """
-        design = MaskDesign(draws, mask_ratios, masking, levels, replicates)
+        design = MaskDesign(draws, mask_ratios, masking, levels, replicates, coupling)
         weights = None if level_weights is None else tuple(float(weight) for weight in level_weights)
+        name = attention or self.spec.default_pattern
+        reconstruction = ReconstructionConfig(
+            estimator, design, weights, length_normalised, target_stderr, max_draws,
+            default_full_draws(name, design, full_draws),
+        )  # fmt: skip
         config = ScoreConfig(
-            direction, ReconstructionConfig(estimator, design, weights, length_normalised), alpha, seed,
-            attention or self.spec.default_pattern, overlength, token_scores, find_template(template),
+            direction, reconstruction, alpha, seed, name, overlength, token_scores, find_template(template),
             None if references is None else aggregate, mask_words, tagger,
         )  # fmt: skip
-        self.spec.pattern(config.attention)
+        self.check_patterns(config)
         sources = _checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
         return ScoreTable.join(tables) if tables else self._score_batch([], config, None)
+
+    def check_patterns(self, config: ScoreConfig) -> None:
+        """Raise `UnsupportedPatternError` if the model lacks a pattern that the configuration reads."""
+        for name in config.patterns:
+            self.spec.pattern(name)
 
     def score_batches(self, rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]], config: ScoreConfig,
                       progress: Callable[[int], None] | None = None) -> Iterator[ScoreTable]:  # fmt: skip
@@ -251,34 +278,36 @@ class DiffScorer(ScoringModel):
 
     def _score_pairs(self, pairs: list[tuple[Any, Any]], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
-        pattern = self.spec.pattern(config.attention)
-        rows = self._rows.tokenise(pairs, config, self._room(config.attention), pattern)
+        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
+        rows = self._rows.tokenise(pairs, config, patterns)
         status = rows.status
         scored = [row for row, state in enumerate(status) if state in SCORED]
         design = config.reconstruction.design
         count, levels = len(status), len(design.level_ratios)
-        replicates = np.zeros((len(scored), design.num_replicates))
-        profile = np.zeros((len(scored), levels))
         num_tokens = np.zeros(len(scored), dtype=np.int64)
+        result = ReconstructionResult.none(levels)
         tokens: TokenScores | None = None
         if scored:
-            for index, (direction, coefficient) in enumerate(config.passes):
-                contexts, targets = rows.sides(direction, scored)
-                result = self._reconstruct(contexts, targets, config, progress)
-                replicates += coefficient * result.replicate_scores
-                profile += coefficient * result.profile
+            contexts, targets = [], []
+            for index, (direction, _) in enumerate(config.passes):
+                own_contexts, own_targets = rows.sides(direction, scored)
+                contexts += own_contexts
+                targets += own_targets
                 if index == 0 or config.direction == "bidirectional":
-                    num_tokens += [item.num_eligible for item in targets]
-                if config.token_scores:
-                    tokens = _token_scores(config, tokens, result, targets, scored, count)
+                    num_tokens += [item.num_eligible for item in own_targets]
+            result = self._reconstruct(contexts, targets, config, progress)
+            if config.token_scores:
+                tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
         return ScoreTable(
-            scores=_spread(replicates.mean(axis=1) if scored else np.zeros(0), scored, count),
-            stderr=_spread(_standard_error(replicates), scored, count),
+            scores=_spread(result.scores, scored, count),
+            stderr=_spread(result.stderr, scored, count),
             num_tokens=_spread(num_tokens, scored, count, fill=0),
+            num_draws=_spread(result.num_draws, scored, count, fill=0),
+            full_draws=_spread(result.full_draws, scored, count, fill=0),
             status=status,
             messages=rows.messages,
             truncated_tokens=rows.truncated,
-            profile=_spread(profile, scored, count),
+            profile=_spread(result.profile, scored, count),
             profile_ratios=design.level_ratios,
             kind=config.kind,
             signature=self.signature(config),
@@ -287,17 +316,19 @@ class DiffScorer(ScoringModel):
 
     def signature(self, config: ScoreConfig) -> Signature:
         """What scores under this configuration depend on beside the row."""
-        design, by_class = config.reconstruction.design, config.mask_words != "all"
+        reconstruction, design = config.reconstruction, config.reconstruction.design
+        target, by_class = reconstruction.target_stderr, config.mask_words != "all"
         return Signature(
             **self._identity, direction=config.direction,
             alpha=config.alpha if config.direction == "bidirectional" else None,
-            estimator=config.reconstruction.estimator, level_weights=config.reconstruction.level_weights,
-            length_normalised=config.reconstruction.length_normalised, masking=design.masking,
+            estimator=reconstruction.estimator, level_weights=reconstruction.level_weights,
+            length_normalised=reconstruction.length_normalised, masking=design.masking,
             mask_words=config.mask_words if by_class else None,
-            tagger=self._rows.tagger(config.tagger).identity if by_class else None,
-            ratios=design.ratios, draws=design.num_draws, levels=design.levels, replicates=design.num_replicates,
-            seed=config.seed, attention=config.attention,
-            template=config.template.name, references=config.aggregate, overlength=config.overlength,
+            tagger=self._rows.tagger(config.tagger).identity if by_class else None, ratios=design.ratios,
+            coupling=design.coupling, draws=design.num_draws, levels=design.levels, replicates=design.num_replicates,
+            target_stderr=target, max_draws=None if target is None else reconstruction.max_draws, seed=config.seed,
+            attention=config.attention, full_draws=reconstruction.full_draws, template=config.template.name,
+            references=config.aggregate, overlength=config.overlength,
         )  # fmt: skip
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[Encoded], config: ScoreConfig,
@@ -307,15 +338,18 @@ class DiffScorer(ScoringModel):
         distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
         sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
         keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
+        rows = len(targets) // len(config.passes)
+        row_of = np.tile(np.arange(rows), len(config.passes))
+        coefficients = np.repeat([coefficient for _, coefficient in config.passes], rows)
 
         def build(sequences: Sequences) -> MaskedReconstruction:
-            return MaskedReconstruction(config.reconstruction, sequences, keys)
+            return MaskedReconstruction(config.reconstruction, sequences, keys, row_of, coefficients)
 
         estimator: Estimator[ReconstructionResult] = build(sequences)
         if config.mask_words != "all":
             eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
             estimator = WithinEligible(eligible, sequences, build)
-        return self._runner.evaluate(estimator, sequences, Attention(config.attention), progress)
+        return self._runner.evaluate(estimator, sequences, Attention(config.patterns[0]), progress)
 
 
 def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
@@ -339,12 +373,6 @@ def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candida
     return sources
 
 
-def _standard_error(replicates: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over replicates [n, R]; NaN for a single one."""
-    count = replicates.shape[1]
-    if count < 2:
-        return np.full(len(replicates), np.nan)
-    return replicates.std(axis=1, ddof=1) / np.sqrt(count)
 
 
 def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.nan) -> np.ndarray:
@@ -354,15 +382,21 @@ def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.na
     return out
 
 
-def _token_scores(config: ScoreConfig, before: TokenScores | None, result: ReconstructionResult,
-                  targets: list[Encoded], rows: list[int], count: int) -> TokenScores:  # fmt: skip
-    """Token scores of a pass; pmi's are differences, bidirectional's those of its conditional part."""
-    if before is not None:
-        if config.direction == "bidirectional":
-            return before
-        difference = before.log_probs - result.token_log_probs
-        return TokenScores(before.offsets, before.spans, difference, before.counts)
+def _token_scores(config: ScoreConfig, result: ReconstructionResult, targets: list[Encoded], rows: list[int],
+                  count: int) -> TokenScores:  # fmt: skip
+    """Token scores of the first pass; pmi's are its differences from the second, on common masks."""
     lengths = np.zeros(count, dtype=np.int64)
     lengths[rows] = [len(item.ids) for item in targets]
-    spans = np.concatenate([item.spans for item in targets])
-    return TokenScores(offsets_of(lengths), spans, result.token_log_probs, result.token_counts)
+    total = int(lengths.sum())
+    log_probs, spans = result.token_log_probs[:total], np.concatenate([item.spans for item in targets])
+    if config.direction == "pmi":
+        log_probs = log_probs - result.token_log_probs[total:]
+    return TokenScores(offsets_of(lengths), spans, log_probs, result.token_counts[:total])
+
+
+def default_full_draws(attention: str, design: MaskDesign, full_draws: int | Literal["auto"] | None,
+                       ) -> int | Literal["auto"] | None:  # fmt: skip
+    """J as given; for attention "corrected" the least there is, if not given."""
+    if attention == "corrected" and full_draws is None:
+        return max(2, design.num_replicates)
+    return full_draws

@@ -33,9 +33,10 @@ def conditional(mini):
 
 
 def test_a_table_has_everything_a_row_needs(mini):
-    table = mini.score(SOURCES, CANDIDATES, draws=20)
+    table = mini.score(SOURCES, CANDIDATES, draws=20, coupling="independent")
     assert table.status == ["ok"] * 4 and table.messages == [""] * 4
-    assert (table.scores < 0).all() and (table.stderr > 0).all()
+    assert (table.scores < 0).all() and (table.stderr[[0, 1, 3]] > 0).all() and table.stderr[2] == 0
+    assert table.num_draws.tolist() == [18, 18, 7, 18]
     assert table.num_tokens.tolist() == [len(item.ids) for item in mini._tokenizer.encode(CANDIDATES)]
     assert table.profile.shape == (4, 9) and np.isfinite(table.profile).all()
     np.testing.assert_allclose(table.profile.mean(1), table.scores, atol=1e-12)
@@ -116,7 +117,7 @@ def test_standard_error_covers_the_spread_over_seeds(mini):
     """Over 200 seeds the spread of scores matches the root mean square of their standard errors."""
     scores, errors = [], []
     for seed in range(200):
-        table = mini.score(SOURCES[3:], ["A cat."], draws=8, mask_ratios="uniform", seed=seed)
+        table = mini.score(SOURCES[3:], ["A cat sat there."], draws=8, mask_ratios="uniform", seed=seed)
         scores.append(table.scores[0])
         errors.append(table.stderr[0])
     # The ratio of two estimates from 200 samples lies within 0.2 of 1 with probability above 0.99.
@@ -129,6 +130,46 @@ def test_token_scores_cover_the_characters_they_say(mini):
     pieces = [text[start:end] for start, end in table.tokens.spans]
     assert "".join(pieces) == text.replace(" ", "").replace("\t", "")
     assert table.tokens.log_probs.shape == table.tokens.counts.shape == (len(pieces),)
+
+
+DESIGNS = [
+    {"draws": 4}, {"draws": 4, "target_stderr": 0.5, "max_draws": 8}, {"draws": 4, "attention": "corrected"},
+    {"draws": 4, "attention": "corrected", "full_draws": "auto", "direction": "pmi"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DESIGNS, ids=str)
+def test_no_design_lets_a_score_depend_on_its_neighbours(mini, options):
+    """Rows that are enumerated, cut short by a target error or corrected, in one batch and alone."""
+    sources, candidates = ["It rained.", "The cat.", "The cat."], ["A cat on a ship.", "A cat.", "A cat sat."]
+    together = mini.score(sources, candidates, **options)
+    for row in (2, 1, 0):
+        alone = mini.score(sources[row : row + 1], candidates[row : row + 1], **options)
+        for name in ("scores", "stderr", "num_draws", "full_draws"):
+            np.testing.assert_allclose(getattr(alone, name)[0], getattr(together, name)[row], atol=TOLERANCE)
+
+
+def test_short_candidates_are_scored_exactly(mini):
+    table = mini.score(SOURCES, ["Cat.", "A cat.", "A cat sat there.", ""], draws=8, token_scores=True)
+    assert table.num_draws.tolist() == [3, 7, 8, 0]
+    assert table.stderr[:2].tolist() == [0, 0] and table.stderr[2] > 0
+    other = mini.score(SOURCES[:2], ["Cat.", "A cat."], draws=7, seed=5, coupling="independent", mask_ratios="grid")
+    np.testing.assert_allclose(other.scores, table.scores[:2], atol=TOLERANCE)
+    np.testing.assert_allclose(table.profile[:2].mean(axis=1), table.scores[:2], atol=1e-9)
+
+
+def test_corrected_reads_both_patterns_within_both_limits(mini, monkeypatch):
+    candidate = "A cat sat on a mat."
+    corrected = mini.score(SOURCES[:1], [candidate], attention="corrected", draws=6, full_draws=6, replicates=1)
+    assert corrected.full_draws.tolist() == [6] and "full_draws:6" in str(corrected.signature)
+    spec = mini.spec
+    patterns = {**spec.patterns, "full": replace(spec.patterns["full"], position_limit=20)}
+    monkeypatch.setattr(mini, "spec", replace(spec, patterns=patterns))
+    table = mini.score(["word " * 15, "word " * 11], [candidate] * 2, attention="corrected", draws=2)
+    assert table.status == ["too_long", "ok"]
+    monkeypatch.setattr(mini, "spec", replace(spec, patterns={"prefix": spec.patterns["prefix"]}))
+    with pytest.raises(UnsupportedPatternError, match="it has: prefix"):
+        mini.score(SOURCES[:1], [candidate], attention="corrected")
 
 
 def test_full_attention_is_another_score_under_another_signature(mini, conditional):
@@ -215,7 +256,12 @@ def test_no_rows_is_an_empty_table(mini):
         (None, ["c"], {}, "reads sources"),
         (["s"], 3, {}, "must be a sequence"),
         (["s"], ["c"], {"direction": "backward"}, "direction 'backward' is unknown"),
-        (["s"], ["c"], {"attention": "corrected"}, "attention 'corrected' is unknown"),
+        (["s"], ["c"], {"attention": "other"}, "attention 'other' is unknown"),
+        (["s"], ["c"], {"attention": "full", "full_draws": 2}, "belong to attention 'corrected'"),
+        (["s"], ["c"], {"attention": "corrected", "full_draws": 3}, "multiple of the 2 replicates"),
+        (["s"], ["c"], {"target_stderr": -1.0}, "must be a positive number"),
+        (["s"], ["c"], {"coupling": "other"}, "coupling 'other' is unknown"),
+        (["s"], ["c"], {"coupling": "balanced", "mask_ratios": "uniform"}, "independent draws"),
         (["s"], ["c"], {"overlength": "cut"}, "overlength policy 'cut' is unknown"),
         (["s"], ["c"], {"alpha": 1.5}, "alpha must lie in"),
         (["s"], ["c"], {"draws": 0}, "draws must be at least 1"),
@@ -245,6 +291,9 @@ def test_signatures_tell_every_choice_apart(mini):
         {"masking": "count"}, {"levels": 5}, {"draws": 20}, {"attention": "full"}, {"length_normalised": True},
         {"overlength": "skip"}, {"estimator": "weighted", "level_weights": [1] * 9},
         {"estimator": "weighted", "level_weights": range(1, 10)}, {"draws": 20, "replicates": 1},
+        {"coupling": "independent"}, {"target_stderr": 0.1}, {"target_stderr": 0.1, "max_draws": 64},
+        {"attention": "corrected"}, {"attention": "corrected", "full_draws": 4},
+        {"attention": "corrected", "full_draws": "auto"},
     ]  # fmt: skip
     seen = {str(mini.score([], [], **{**base, **item}).signature) for item in variants}
     assert len(seen) == len(variants)

@@ -43,20 +43,28 @@ def main() -> None:
               default="conditional", show_default=True,
               help="S(c), S(c|s), S(s|c), alpha S(c|s) + (1 - alpha) S(s|c), or S(c|s) - S(c).")  # fmt: skip
 @click.option("--alpha", default=0.5, show_default=True, help="Weight of S(c|s) in bidirectional.")
-@click.option(
-    "--draws", default=20, show_default=True, help="K, mask draws a text; a grid of 10 levels makes 18 of 20."
-)
+@click.option("--draws", default=8, show_default=True, help="K, mask draws a text; an independent grid makes 18 of 20. "
+              "A text with no more than K masks is scored by all of them.")  # fmt: skip
 @click.option("--levels", default=10, show_default=True, help="Mask-ratio levels of the grid and the profile.")
 @click.option("--mask-ratios", type=click.Choice(["grid", "stratified", "uniform"]), default="grid", show_default=True,
               help="How the draws choose their mask ratios.")  # fmt: skip
 @click.option("--masking", type=click.Choice(["bernoulli", "count"]), default="bernoulli", show_default=True,
               help="Each token independently, or a fixed number of tokens.")  # fmt: skip
+@click.option("--coupling", type=click.Choice(["balanced", "independent"]),
+              help="balanced: masks share the tokens out evenly; independent: as published. Default: balanced, but for "
+              "uniform mask ratios.")  # fmt: skip
 @click.option("--replicates", type=int, help="Independent repetitions of the design, for the standard error.")
+@click.option(
+    "--target-stderr", type=float, metavar="X", help="Standard error to aim at: a pilot sets each row's draws."
+)
+@click.option("--max-draws", default=128, show_default=True, help="Most draws a row may get for it.")
 @click.option("--estimator", type=click.Choice(["mean_logprob", "elbo", "weighted"]), default="mean_logprob",
               show_default=True, help="What is made of the draws.")  # fmt: skip
 @click.option("--level-weights", help="For --estimator weighted: comma-separated numbers, one a level.")
 @click.option("--seed", default=0, show_default=True, help="Masks follow from the seed and the scored tokens alone.")
-@click.option("--attention", type=click.Choice(["full", "prefix"]), help="Default: the model's own (mini: prefix).")
+@click.option("--attention", type=click.Choice(["full", "prefix", "corrected"]),
+              help="Default: the model's own (mini: prefix). corrected: prefix, made unbiased for full.")  # fmt: skip
+@click.option("--full-draws", metavar="J", help="For --attention corrected: draws read under full as well, or auto.")
 @click.option("--template", default="plain", show_default=True, metavar="NAME|FILE",
               help="Words around the two texts: plain, summarisation, translation, data-to-text, dialogue, "
               "simplification, or a TOML or JSON file with the texts forward and reverse.")  # fmt: skip
@@ -89,6 +97,25 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
     from diffscore_fast.cli.score import run_score
 
     _run(run_score, input_path, output_path, model, options)
+
+
+@main.command()
+@click.argument("input_path", metavar="FILE")
+@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--rows", default=64, show_default=True, help="Rows read, evenly spread over the file.")
+@click.option("--draws", default=20, show_default=True, help="K of the published grid; 20 make 18.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--source-column", default="source", show_default=True, help="Field that holds the source.")
+@click.option("--candidate-column", default="candidate", show_default=True, help="Field that holds the candidate.")
+def calibrate(input_path: str, model: str, **options: Any) -> None:
+    """Compare attention `prefix` with `full` on rows of FILE (JSON Lines), under common masks.
+
+    Prints rank correlation, mean and worst difference (prefix - full, nats a token) of all rows, by mask ratio and by
+    prefix length.
+    """
+    from diffscore_fast.cli.calibrate import run_calibrate
+
+    _run(run_calibrate, input_path, model, options)
 
 
 @main.command()

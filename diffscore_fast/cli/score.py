@@ -8,7 +8,7 @@ import statistics
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,7 @@ from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, ScoreTable
-from diffscore_fast.scorer import DiffScorer, ScoreConfig
+from diffscore_fast.scorer import DiffScorer, ScoreConfig, default_full_draws
 from diffscore_fast.text.templates import find_template
 
 TO_TERMINAL = "-"
@@ -73,6 +73,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "stderr": number(table.stderr[row]),
             "tokens": int(table.num_tokens[row]),
             "reference": None if table.reference is None or not scored else int(table.reference[row]),
+            "draws": int(table.num_draws[row]),
+            "full_draws": int(table.full_draws[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
             "profile": _profile(table, row) if scored else None,
             "token_scores": _tokens(table, row) if scored else None,
@@ -82,7 +84,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         scorer = DiffScorer(model, token_budget=options["token_budget"])
         if options["attention"] is None:
             config = make_config({**options, "attention": scorer.spec.default_pattern})
-        scorer.spec.pattern(config.attention)
+        scorer.check_patterns(config)
         run.process(batches, fields)
     except BaseException:
         run.abandon()
@@ -144,15 +146,28 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
 def make_config(options: dict[str, Any]) -> ScoreConfig:
     """The configuration that the options of `score` spell."""
     design = MaskDesign(options["draws"], options["mask_ratios"], options["masking"], options["levels"],
-                        options["replicates"])  # fmt: skip
+                        options["replicates"], options["coupling"])  # fmt: skip
     weights = parse_numbers("--level-weights", options["level_weights"])
+    attention = options["attention"] or "prefix"
+    reconstruction = ReconstructionConfig(
+        options["estimator"], design, weights, target_stderr=options["target_stderr"], max_draws=options["max_draws"],
+        full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
+    )
     return ScoreConfig(
-        options["direction"], ReconstructionConfig(options["estimator"], design, weights), options["alpha"],
-        options["seed"], options["attention"] or "prefix", options["overlength"],
+        options["direction"], reconstruction, options["alpha"], options["seed"], attention, options["overlength"],
         options["tokens"] or options["heatmap"] is not None, find_template(options["template"]),
         None if options["references_column"] is None else options["aggregate"], options["mask_words"],
         options["tagger"],
     )  # fmt: skip
+
+
+def _parse_full_draws(text: str | None) -> int | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--full-draws {text!r}: neither a whole number nor auto") from None
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
@@ -167,8 +182,10 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
 
 def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, FieldType]:
     fields: dict[str, FieldType] = {
-        "score": "number", "stderr": "number", "tokens": "count", "status": "text", "message": "text",
+        "score": "number", "stderr": "number", "tokens": "count", "draws": "count", "status": "text", "message": "text",
     }  # fmt: skip
+    if config.attention == "corrected":
+        fields["full_draws"] = "count"
     if config.overlength == "truncate-source":
         fields["truncated_tokens"] = "count"
     if config.aggregate == "max":

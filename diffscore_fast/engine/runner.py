@@ -86,8 +86,9 @@ class Runner:
         """Run an estimator's rounds and reduce them. `progress` is told of window tokens as they are done."""
         observed: list[Observation] = []
         while (plan := estimator.plan(observed)) is not None:
-            prefixes, windows = compose(self.backbone.spec, attention, sequences, plan)
-            observed.append(Observation(plan, self.run(prefixes, windows, attention, progress)))
+            pattern = plan.attention or attention
+            prefixes, windows = compose(self.backbone.spec, pattern, sequences, plan)
+            observed.append(Observation(plan, self.run(prefixes, windows, pattern, progress)))
         return estimator.reduce(observed)
 
     def run(self, prefixes: Prefixes, windows: Windows, attention: Attention,

@@ -61,6 +61,8 @@ class MaskPlan:
         The spans' tokens laid end to end; True is masked.
     wanted : bool [sum of stop - start], optional
         The masked tokens whose log-probability is asked for; all of them if not given.
+    attention : Attention, optional
+        The pattern to read them under, where it is not that of the run.
     """
 
     sequence: np.ndarray
@@ -68,6 +70,7 @@ class MaskPlan:
     stop: np.ndarray
     masked: np.ndarray
     wanted: np.ndarray | None = None
+    attention: Attention | None = None
 
 
 @dataclass(frozen=True)

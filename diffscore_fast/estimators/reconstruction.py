@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.engine.ragged import offsets_of, segment_ids
+from diffscore_fast.arguments import whole_number
+from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.runner import Observation
-from diffscore_fast.engine.windows import MaskPlan, Sequences
+from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
 from diffscore_fast.errors import InputError
-from diffscore_fast.estimators.masks import MaskDesign, draw_masks
+from diffscore_fast.estimators.draws import MaskDraws, all_masks, draw_masks, pick_draws
+from diffscore_fast.estimators.masks import MaskDesign
 
 EstimatorName = Literal["mean_logprob", "elbo", "weighted"]
+
+PILOT_REPLICATES = 5  # of the design, each with its number of draws
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,24 @@ class ReconstructionConfig:
         For `weighted`: one non-negative weight a level; normalised to sum 1.
     length_normalised : bool
         Divide once more by |y|, as one printing of the formula has it. The published values do not.
+    target_stderr : float, optional
+        Standard error to aim at, in the score's unit. A pilot of 5 replicates, which the estimate does not use, sets
+        how many replicates of the design a row gets.
+    max_draws : int
+        Most draws that a row may get for it.
+    full_draws : int or "auto", optional
+        J, for attention "corrected": draws of the design that are evaluated under `full` as well, a multiple of the
+        replicates and at least 2. "auto" takes for each row the J with the least variance times cost, by the
+        variances of the pilot.
     """
 
     estimator: EstimatorName = "mean_logprob"
     design: MaskDesign = MaskDesign()
     level_weights: tuple[float, ...] | None = None
     length_normalised: bool = False
+    target_stderr: float | None = None
+    max_draws: int = 128
+    full_draws: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.estimator not in ("mean_logprob", "elbo", "weighted"):
@@ -55,6 +71,26 @@ class ReconstructionConfig:
             if weights.shape != (levels,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
                 raise InputError(f"level weights must be {levels} non-negative numbers, one a level, not all 0")
 
+        self._check_rounds()
+
+    def _check_rounds(self) -> None:
+        design = self.design
+        object.__setattr__(self, "max_draws", whole_number("max draws", self.max_draws))
+        if self.target_stderr is not None:
+            if not (np.isfinite(self.target_stderr) and self.target_stderr > 0):
+                raise InputError(f"the target standard error must be a positive number, not {self.target_stderr}")
+            if self.max_draws < 2 * design.draws_per_replicate:
+                raise InputError(f"max draws must hold two replicates of {design.draws_per_replicate} draws, "
+                                 f"{self.max_draws} do not")  # fmt: skip
+        if self.full_draws is None or self.full_draws == "auto":
+            return
+        object.__setattr__(self, "full_draws", whole_number("full draws", self.full_draws))
+        if not 2 <= self.full_draws <= design.num_draws or self.full_draws % design.num_replicates:
+            raise InputError(
+                f"full draws must be a multiple of the {design.num_replicates} replicates, from 2 to the "
+                f"{design.num_draws} draws, not {self.full_draws}"
+            )
+
     @property
     def kind(self) -> str:
         """What the number is: "mean log-prob", or "lower bound" where the estimator is one."""
@@ -64,94 +100,260 @@ class ReconstructionConfig:
 
 @dataclass(frozen=True)
 class ReconstructionResult:
-    """The reduction for n targets.
+    """The reduction for n rows of S sequences.
 
     Parameters
     ----------
-    replicate_scores : float64 [n, R]
-        Score of each replicate; their mean is the score.
+    scores, stderr : float64 [n]
+        Mean over replicates, and its standard error: NaN for one replicate, 0 where all masks were enumerated.
+    num_draws, full_draws : int64 [n]
+        Draws, or masks enumerated, of the row (the most of its sequences), and how many of them, counted as often as
+        they were picked, were evaluated under `full` to correct the others.
     profile : float64 [n, levels]
         Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw.
     token_log_probs : float64 [sum L]
-        Mean log-prob of each token over the draws in which it was masked; NaN if in none.
+        Mean log-prob of each token over the draws in which it was masked, by their share; NaN if in none.
     token_counts : int64 [sum L]
         Number of those draws.
     """
 
-    replicate_scores: np.ndarray
+    scores: np.ndarray
+    stderr: np.ndarray
+    num_draws: np.ndarray
+    full_draws: np.ndarray
     profile: np.ndarray
     token_log_probs: np.ndarray
     token_counts: np.ndarray
+
+    @staticmethod
+    def none(levels: int) -> ReconstructionResult:
+        """For no rows."""
+        real, whole = np.zeros(0), np.zeros(0, np.int64)
+        return ReconstructionResult(real, real, whole, whole, np.zeros((0, levels)), real, whole)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Draws that are evaluated and reduced together: the pilot's, or the estimate's.
+
+    Parameters
+    ----------
+    draws : MaskDraws
+    replicates, picks : int64 [S]
+        Replicates of each sequence, 0 where it gets no draws or all its masks; corrected draws in each.
+    enumerated : bool [D]
+        Draws that are all masks of their target.
+    factor : float64 [D]
+        Weight of a draw's difference (full - prefix), of expectation 1; 0 where it is not picked.
+    """
+
+    draws: MaskDraws
+    replicates: np.ndarray
+    picks: np.ndarray
+    enumerated: np.ndarray
+    factor: np.ndarray
 
 
 class MaskedReconstruction:
     """The DiffScore estimator (arXiv 2605.11601, equation of S(y | x)) for all targets of a `Sequences`.
 
+    A target whose 2^L - 1 masks are no more than its draws gets all of them, with their exact weights.
+
     Parameters
     ----------
     config : ReconstructionConfig
+        With `full_draws`, the run's attention is the cheap one, and corrections are read under `full`.
     sequences : Sequences
         Every target has at least one token.
     keys : uint64 [S]
         Random key of each target.
+    row_of : int64 [S], coefficient : float64 [S], optional
+        A row's score is the sum of coefficient * score over its sequences; one sequence a row if not given.
     """
 
-    def __init__(self, config: ReconstructionConfig, sequences: Sequences, keys: np.ndarray) -> None:
-        self._config = config
+    def __init__(self, config: ReconstructionConfig, sequences: Sequences, keys: np.ndarray,
+                 row_of: np.ndarray | None = None, coefficient: np.ndarray | None = None) -> None:  # fmt: skip
+        self._config, self._design, self._keys = config, config.design, keys
         self._lengths = sequences.target_lengths
-        self._draws = draw_masks(config.design, keys, self._lengths, fill_empty=config.estimator != "elbo")
+        self._context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
+        self._row_of = np.arange(len(keys)) if row_of is None else row_of
+        self._coefficient = np.ones(len(keys)) if coefficient is None else coefficient
+        self._corrected = config.full_draws is not None
+        self._has_pilot = config.target_stderr is not None or config.full_draws == "auto"
+        self._phases: list[_Phase] = []
 
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
-        """One round: every draw of every target."""
-        if observed:
+        """Rounds: the pilot's draws if there is one, then the estimate's; each followed by its corrections if any."""
+        phase, part = divmod(len(observed), 2 if self._corrected else 1)
+        if phase > self._has_pilot:
             return None
-        sequence = np.repeat(np.arange(len(self._lengths)), self._config.design.num_draws)
-        return MaskPlan(sequence, np.zeros_like(sequence), self._lengths[sequence], self._draws.masked)
+        if len(self._phases) == phase:
+            self._phases.append(self._pilot() if phase < self._has_pilot else self._estimate(observed))
+        current = self._phases[phase]
+        draws = current.draws.take(self._evaluated(current)[part])
+        return MaskPlan(draws.target, np.zeros_like(draws.target), draws.lengths, draws.masked,
+                        attention=Attention("full") if part else None)  # fmt: skip
 
     def reduce(self, observed: list[Observation]) -> ReconstructionResult:
-        design, draws = self._config.design, self._draws
-        values = observed[0].log_probs.astype(np.float64)
-        shape = draws.ratio.shape
-        segment_lengths = np.repeat(self._lengths, design.num_draws)
-        masked_segment = segment_ids(segment_lengths)[draws.masked]
-        # bincount adds in order of occurrence: a draw's sum does not depend on its neighbours.
-        sums = np.bincount(masked_segment, weights=values, minlength=shape[0] * shape[1]).reshape(shape)
-        means = np.divide(sums, draws.masked_counts, out=np.full(shape, np.nan), where=draws.masked_counts > 0)
-        scores = self._draw_scores(sums, means)
+        phase, draws = self._phases[-1], self._phases[-1].draws
+        values = self._values(phase, observed)
+        replicates = self._row_replicates(phase, values)
+        made = np.bincount(draws.target, minlength=len(self._lengths))
+        scores, stderr = _mean_and_error(replicates, self._most_in_row(phase.replicates))
+        token_log_probs, token_counts = self._token_scores(draws, values)
+        return ReconstructionResult(
+            scores, stderr, self._most_in_row(made), self._most_in_row(phase.replicates * phase.picks),
+            self._sum_in_row(_profile(draws, _means(draws, values), len(self._lengths))), token_log_probs,
+            token_counts,
+        )  # fmt: skip
+
+    def _pilot(self) -> _Phase:
+        """A few replicates of every target that will not be enumerated in any case."""
+        sampled = ~_masks_at_most(self._lengths, self._design.num_draws)
+        picks = self._config.full_draws
+        per_replicate = 1 if picks == "auto" else (picks or 0) // self._design.num_replicates
+        return self._make_phase(np.where(sampled, PILOT_REPLICATES, 0), per_replicate * sampled, np.zeros_like(sampled))
+
+    def _estimate(self, pilot_observed: list[Observation]) -> _Phase:
+        """The estimate's draws, which count on after the pilot's."""
+        config, design = self._config, self._design
+        replicates = np.full(len(self._lengths), design.num_replicates)
+        picks = np.zeros_like(replicates)
+        if config.full_draws is not None and config.full_draws != "auto":
+            picks += config.full_draws // design.num_replicates
+        if self._has_pilot:
+            pilot = self._phases[0]
+            scores = self._row_replicates(pilot, self._values(pilot, pilot_observed))
+            variance = scores.var(axis=1, ddof=1)
+            if config.full_draws == "auto":
+                cheap = self._row_replicates(pilot, self._values(pilot, pilot_observed, corrected=False))
+                row_picks, variance = self._best_picks(cheap.var(axis=1, ddof=1), (scores - cheap).var(axis=1, ddof=1))
+                picks = row_picks[self._row_of]
+            if config.target_stderr is not None:
+                # A variance s^2 estimated by f degrees of freedom is often too low: E[1/s^2] = f / (f - 2) / sigma^2.
+                freedom = PILOT_REPLICATES - 1
+                needed = variance / config.target_stderr**2 * freedom / (freedom - 2)
+                needed = np.ceil(np.minimum(needed, config.max_draws))
+                replicates = np.clip(needed, 2, config.max_draws // design.draws_per_replicate)
+                replicates = replicates.astype(np.int64)[self._row_of]
+        draws = np.maximum(replicates * design.draws_per_replicate, design.num_draws)
+        return self._make_phase(replicates, picks, _masks_at_most(self._lengths, draws),
+                                first=PILOT_REPLICATES * self._has_pilot)  # fmt: skip
+
+    def _best_picks(self, cheap: np.ndarray, difference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Corrections a replicate with the least variance times cost, and that variance, for each row.
+
+        `cheap` and `difference` are variances of a replicate with one correction. A cost is the tokens of a window;
+        the prefix, shared by draws and candidates, is left out.
+        """
+        per = self._design.draws_per_replicate
+        picks = np.arange(1 if self._design.num_replicates > 1 else min(2, per), per + 1)
+        variance = cheap[:, None] + difference[:, None] * (1.0 / picks - 1.0 / per)
+        cheap_cost = np.bincount(self._row_of, weights=self._lengths)[:, None]
+        full_cost = np.bincount(self._row_of, weights=self._lengths + self._context_lengths)[:, None]
+        best = (variance * (per * cheap_cost + picks * full_cost)).argmin(axis=1)
+        return picks[best], np.take_along_axis(variance, best[:, None], axis=1)[:, 0]
+
+    def _make_phase(self, replicates: np.ndarray, picks: np.ndarray, enumerate_all: np.ndarray,
+                    first: int = 0) -> _Phase:  # fmt: skip
+        options: dict[str, Any] = {
+            "elbo": self._config.estimator == "elbo", "level_weights": self._config.level_weights,
+        }  # fmt: skip
+        replicates = np.where(enumerate_all, 0, replicates)
+        draws = MaskDraws.join([
+            draw_masks(self._design, self._keys, self._lengths, replicates, first=first, **options),
+            all_masks(self._design, self._lengths, np.flatnonzero(enumerate_all), **options),
+        ])  # fmt: skip
+        enumerated = enumerate_all[draws.target]
+        factor = np.ones(len(enumerated))
+        if self._corrected:
+            sampled = np.flatnonzero(~enumerated)
+            factor[sampled] = pick_draws(self._design, self._keys, draws.take(sampled), picks)
+        return _Phase(draws, replicates, picks, enumerated, factor)
+
+    def _evaluated(self, phase: _Phase) -> list[np.ndarray]:
+        """Draws of each part: all; or those under the cheap pattern and those under `full`."""
+        if not self._corrected:
+            return [np.arange(len(phase.factor))]
+        return [np.flatnonzero(~phase.enumerated), np.flatnonzero(phase.factor)]
+
+    def _values(self, phase: _Phase, observed: list[Observation], *, corrected: bool = True) -> np.ndarray:
+        """Log-prob of every masked token of the draws: cheap + factor * (full - cheap), where there are both."""
+        parts = self._evaluated(phase)
+        own = observed[-len(parts) :]
+        if not self._corrected:
+            return own[0].log_probs.astype(np.float64)
+        offsets = offsets_of(phase.draws.counts)
+        values = np.zeros(int(offsets[-1]))  # enumerated masks are read under `full` alone
+        values[take_segments(offsets, parts[0])] = own[0].log_probs
+        if corrected:
+            at = take_segments(offsets, parts[1])
+            factor = np.repeat(phase.factor[parts[1]], phase.draws.counts[parts[1]])
+            values[at] += factor * (own[1].log_probs - values[at])
+        return values
+
+    def _row_replicates(self, phase: _Phase, values: np.ndarray) -> np.ndarray:
+        """Score of each replicate of each row, float64 [n, most replicates]; an enumerated score is in all of them."""
+        draws, width = phase.draws, max(1, int(phase.replicates.max(initial=1)))
+        scores = draws.weight * _means(draws, values)
         if self._config.length_normalised:
-            scores = scores / self._lengths[:, None]
-        replicates = scores.reshape(shape[0], design.num_replicates, -1).mean(axis=2)
-        token_log_probs, token_counts = self._token_scores(values)
-        return ReconstructionResult(replicates, self._profile(means), token_log_probs, token_counts)
+            scores = scores / draws.lengths
+        # bincount adds in order of occurrence: a sum does not depend on the neighbours.
+        cell = draws.target * width + draws.replicate
+        by_target = np.bincount(cell, weights=scores, minlength=len(self._lengths) * width).reshape(-1, width)
+        exact = np.unique(draws.target[phase.enumerated])
+        by_target[exact] = by_target[exact, :1]
+        return self._sum_in_row(by_target)
 
-    def _draw_scores(self, sums: np.ndarray, means: np.ndarray) -> np.ndarray:
-        """Each draw's contribution [n, K]; the score is their plain mean."""
-        config, draws = self._config, self._draws
-        if config.estimator == "mean_logprob":
-            return means
-        if config.estimator == "weighted":
-            weights = np.asarray(config.level_weights, dtype=np.float64)
-            return means * (weights / weights.sum() * len(weights))[draws.level]
-        if config.design.masking == "count":
-            return means  # (L / l) / L = 1 / |M|
-        return sums / (draws.ratio * self._lengths[:, None])
+    def _sum_in_row(self, values: np.ndarray) -> np.ndarray:
+        """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""
+        out = np.zeros((int(self._row_of.max(initial=-1)) + 1, values.shape[1]))
+        np.add.at(out, self._row_of, self._coefficient[:, None] * values)
+        return out
 
-    def _profile(self, means: np.ndarray) -> np.ndarray:
-        count, levels = len(self._lengths), len(self._config.design.level_ratios)
-        cell = np.arange(count)[:, None] * levels + self._draws.level
-        made = ~np.isnan(means)
-        totals = np.bincount(cell[made], weights=means[made], minlength=count * levels)
-        numbers = np.bincount(cell[made], minlength=count * levels)
-        profile = np.divide(totals, numbers, out=np.full(count * levels, np.nan), where=numbers > 0)
-        return profile.reshape(count, levels)
+    def _most_in_row(self, values: np.ndarray) -> np.ndarray:
+        out = np.zeros(int(self._row_of.max(initial=-1)) + 1, dtype=np.int64)
+        np.maximum.at(out, self._row_of, values)
+        return out
 
-    def _token_scores(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        draws = self._draws
-        segment_lengths = np.repeat(self._lengths, self._config.design.num_draws)
-        segment = segment_ids(segment_lengths)
-        place = np.arange(len(segment)) - offsets_of(segment_lengths)[segment]
-        token = offsets_of(self._lengths)[segment // self._config.design.num_draws] + place
-        total = int(self._lengths.sum())
-        counts = np.bincount(token[draws.masked], minlength=total)
-        sums = np.bincount(token[draws.masked], weights=values, minlength=total)
-        return np.divide(sums, counts, out=np.full(total, np.nan), where=counts > 0), counts
+    def _token_scores(self, draws: MaskDraws, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        token = (np.repeat(offsets_of(self._lengths)[draws.target], draws.lengths) + places_in(draws.lengths))[
+            draws.masked
+        ]
+        share, total = np.repeat(draws.share, draws.counts), int(self._lengths.sum())
+        shares = np.bincount(token, weights=share, minlength=total)
+        sums = np.bincount(token, weights=share * values, minlength=total)
+        means = np.divide(sums, shares, out=np.full(total, np.nan), where=shares > 0)
+        return means, np.bincount(token, minlength=total)
+
+
+def _masks_at_most(lengths: np.ndarray, draws: np.ndarray | int) -> np.ndarray:
+    """Whether a target's nonempty masks are no more than its draws, [S]."""
+    return 2.0**lengths - 1.0 <= draws
+
+
+def _means(draws: MaskDraws, values: np.ndarray) -> np.ndarray:
+    """Mean log-prob of each draw's masked tokens, [D]; 0 for an empty draw."""
+    sums = np.bincount(segment_ids(draws.counts), weights=values, minlength=len(draws.counts))
+    return sums / np.maximum(draws.counts, 1)
+
+
+def _profile(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
+    """Mean of the draws by level, [S, levels]; NaN where a level got no draw."""
+    levels = draws.level_weights.shape[1]
+    cell = (draws.target[:, None] * levels + np.arange(levels)).ravel()
+    weights = draws.level_weights.ravel()
+    totals = np.bincount(cell, weights=weights * np.repeat(means, levels), minlength=count * levels)
+    masses = np.bincount(cell, weights=weights, minlength=count * levels)
+    profile = np.divide(totals, masses, out=np.full(count * levels, np.nan), where=masses > 0)
+    return profile.reshape(count, levels)
+
+
+def _mean_and_error(replicates: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [n] over the first `counts` replicates of each row, and its standard error; a count of 0 is exact."""
+    made = np.maximum(counts, 1)
+    used = np.arange(replicates.shape[1]) < made[:, None]
+    means = np.where(used, replicates, 0.0).sum(axis=1) / made
+    squares = np.where(used, (replicates - means[:, None]) ** 2, 0.0).sum(axis=1)
+    error = np.sqrt(squares / (np.maximum(made - 1, 1) * made))
+    return means, np.where(counts == 0, 0.0, np.where(counts == 1, np.nan, error))

@@ -50,11 +50,24 @@ def test_rows_come_back_in_order_with_scores_and_all_their_fields(run, mini):
 
 
 def test_profile_tokens_and_prefix_of_the_added_names(run):
-    result, rows = run("--profile", "--tokens", "--output-prefix", "d_", "--direction", "pmi", "--draws", "20")
+    result, rows = run("--profile", "--tokens", "--output-prefix", "d_", "--direction", "pmi", "--draws", "10")
     assert result.exit_code == 0, result.output
     assert list(rows[0]["d_profile"]) == [f"0.{k}" for k in range(1, 10)]
     assert [item[:2] for item in rows[0]["d_token_scores"]] == [[0, 1], [2, 5], [6, 9], [9, 10]]
     assert rows[0]["d_stderr"] > 0 and "score" not in rows[0]
+
+
+def test_draws_of_a_row_are_reported(run):
+    result, rows = run("--draws", "8", "--attention", "corrected", "--full-draws", "4")
+    assert result.exit_code == 0, result.output
+    assert [(row["draws"], row["full_draws"], row["stderr"] > 0) for row in rows] == [
+        (8, 4, True), (7, 0, False), (7, 0, False)
+    ]  # fmt: skip
+    assert "coupling:balanced" in result.output and "full_draws:4" in result.output
+    result, rows = run("--draws", "4", "--target-stderr", "0.3", "--max-draws", "4")
+    assert result.exit_code == 0 and rows[0]["draws"] == 4 and "target_stderr:0.3|max_draws:4" in result.output
+    result, _ = run("--attention", "corrected", "--full-draws", "few")
+    assert result.exit_code == 2 and "neither a whole number nor auto" in result.output
 
 
 BAD = [

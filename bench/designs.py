@@ -1,0 +1,94 @@
+"""How much a row's score varies with the seed under each mask design: `python -m bench.designs --data FOLDER`.
+
+For some rows of four judgement sets, every design scores each row under many seeds; the standard deviation over seeds
+is what a user's score carries as noise. All designs have the expectation of the published grid. Appends a line a row
+and design to bench/results/designs.csv, so that an interrupted run keeps what it measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+from bench.judgement_sets import read_rows
+from bench.timing import machine
+from diffscore_fast import DiffScorer
+from diffscore_fast.version import __version__
+
+RESULTS = Path(__file__).parent / "results" / "designs.csv"
+COLUMNS = ("date", "set", "row", "tokens", "source_tokens", "design", "passes", "seeds", "mean", "sd", "weights",
+           "dtype", "machine", "torch", "version")  # fmt: skip
+SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "SFRES": "d2t_sfres", "WMT lt-en": "wmt_lt_en"}
+DESIGNS = {
+    "grid, K = 20": {"draws": 20, "coupling": "independent"},
+    "balanced, 2 replicates": {"draws": 8},
+    "balanced, 1 replicate": {"draws": 8, "replicates": 1},
+}
+
+
+@click.command()
+@click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of judgement sets.")
+@click.option("--rows", default=8, show_default=True, help="Rows of each set.")
+@click.option("--seeds", default=50, show_default=True)
+@click.option("--most-tokens", default=60, show_default=True, help="Longest candidate.")
+@click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
+def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:
+    """Measure, append to designs.csv, and print the root mean square over rows beside the published grid's."""
+    scorer = DiffScorer("mini")
+    chosen = {name: sample(scorer, data / f"{file}.jsonl.gz", rows, least_tokens, most_tokens)
+              for name, file in SETS.items()}  # fmt: skip
+    variances: dict[tuple[str, str], list[float]] = {}
+    for row in range(rows):
+        for name in SETS:
+            if row >= len(chosen[name]):
+                continue
+            source, candidate = chosen[name][row]
+            for design, options in DESIGNS.items():
+                tables = [scorer.score([source], [candidate], seed=seed, attention="prefix", **options)
+                          for seed in range(seeds)]  # fmt: skip
+                scores = np.array([table.scores[0] for table in tables])
+                variances.setdefault((name, design), []).append(scores.var(ddof=1))
+                signature = tables[0].signature
+                append([
+                    time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.token_counts([source])[0],
+                    design, tables[0].num_draws[0], seeds, f"{scores.mean():.5f}", f"{scores.std(ddof=1):.5f}",
+                    signature.weights, signature.dtype, machine(), torch.__version__, __version__,
+                ])  # fmt: skip
+    published = next(iter(DESIGNS))
+    for name in SETS:
+        for design in DESIGNS:
+            spread, base = (np.sqrt(np.mean(variances[name, item])) for item in (design, published))
+            print(f"{name:10} {design:24} sd {spread:.3f}  {spread / base:.2f} of the grid's, "
+                  f"{len(variances[name, design])} rows")  # fmt: skip
+
+
+def sample(scorer: DiffScorer, path: Path, rows: int, least: int, most: int) -> list[tuple[str, str]]:
+    """(source, candidate) pairs whose candidates have a suitable length, in random order; of pairs, the better text."""
+    records = read_rows(path)
+    found: list[tuple[str, str]] = []
+    for index in np.random.default_rng(0).permutation(len(records)):
+        record = records[index]
+        source, candidate = record.get("reference", record.get("source")), record.get("candidate", record.get("better"))
+        if least <= scorer.token_counts([candidate])[0] <= most:
+            found.append((source, candidate))
+        if len(found) == rows:
+            break
+    return found
+
+
+def append(values: list) -> None:
+    fresh = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if fresh:
+            writer.writerow(COLUMNS)
+        writer.writerow(values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""`diffscore calibrate`: attention `prefix` against `full` on a sample of a file's rows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from diffscore_fast.calibration import calibrate
+from diffscore_fast.errors import InputError
+from diffscore_fast.io.files import open_reader
+from diffscore_fast.results import InvalidRecord
+from diffscore_fast.scorer import DiffScorer
+
+
+def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
+    """Print the comparison. Returns whether some of the sampled rows could not be scored.
+
+    Raises
+    ------
+    DiffScoreError
+        If the file or the model cannot be used, or no row can be scored.
+    """
+    columns = options["source_column"], options["candidate_column"]
+    rows = _sample(input_path, columns, options["rows"], options["seed"])
+    scorer = DiffScorer(model)
+    comparisons = calibrate(scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"],
+                            seed=options["seed"])  # fmt: skip
+    if not comparisons[0].rows:
+        raise InputError(f"none of {len(rows)} rows of {input_path} can be scored under both prefix and full")
+    table = Table(title=f"prefix - full, nats a token, {comparisons[0].rows} of {len(rows)} rows")
+    for name in ("", "rows", "rank correlation", "mean difference", "worst difference"):
+        table.add_column(name, justify="right" if name else "left")
+    for item in comparisons:
+        values = f"{item.rank_correlation:.3f}", f"{item.mean_difference:+.3f}", f"{item.worst_difference:+.3f}"
+        table.add_row(item.label, str(item.rows), *("" if value.endswith("nan") else value for value in values))
+    Console().print(table)
+    return comparisons[0].rows < len(rows)
+
+
+def _sample(path: str, columns: tuple[str, str], count: int, seed: int) -> list[tuple[Any, Any]]:
+    """Up to `count` rows, each row of the file as likely as another, in constant memory (reservoir sampling)."""
+    if count < 1:
+        raise InputError(f"--rows must be at least 1, not {count}")
+    generator = random.Random(seed)
+    kept: list[tuple[Any, Any]] = []
+    present: dict[str, None] = {}
+    for seen, record in enumerate(open_reader(path), 1):
+        fields = record.fields
+        if fields is None:
+            row: tuple[Any, Any] = (InvalidRecord(record.problem),) * 2
+        else:
+            present.update(dict.fromkeys(fields))
+            row = fields.get(columns[0]), fields.get(columns[1])
+        place = len(kept) if len(kept) < count else generator.randrange(seen)
+        if place < count:
+            kept[place : place + 1] = [row]
+    for column in columns:
+        if present and column not in present:
+            raise InputError(f"{path} has no field {column!r}; it has: {', '.join(present)}")
+    return kept
