@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,15 @@ from pathlib import Path
 NAMES = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.csv", "rows.tsv", "rows.parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 COLUMNS = ("id", "candidate", "extra")
+
+# The process itself says what it took: getrusage of a child counts the memory of the parent that started it.
+RUN = """
+import atexit, re
+from pathlib import Path
+from diffscore_fast.cli.main import main
+atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]))
+main()
+"""
 
 
 def rows(count: int) -> Iterator[tuple[str, str, str]]:
@@ -70,14 +78,11 @@ def make_model(folder: Path) -> None:
     shutil.copy(tokenizer, folder)
 
 
-def peak(command: list[str]) -> tuple[float, float]:
-    """MiB of peak resident memory and seconds of a command that must succeed."""
+def peak(arguments: list[str]) -> tuple[float, float]:
+    """MiB of peak resident memory and seconds of a run of the command, which must succeed."""
     begin = time.perf_counter()
-    process = subprocess.Popen(command)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed with {os.waitstatus_to_exitcode(status)}")
-    return usage.ru_maxrss / 1024, time.perf_counter() - begin
+    done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=True, stdout=subprocess.PIPE)
+    return int(done.stdout) / 1024, time.perf_counter() - begin
 
 
 def main() -> None:
@@ -85,7 +90,6 @@ def main() -> None:
     parser.add_argument("--rows", default="10000,300000", help="comma-separated numbers of rows")
     parser.add_argument("--names", default=",".join(NAMES), help="comma-separated file names, for their endings")
     options = parser.parse_args()
-    diffscore = str(Path(sys.executable).parent / "diffscore")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder / "model")
@@ -93,7 +97,7 @@ def main() -> None:
             for count in map(int, options.rows.split(",")):
                 source, target = folder / file, folder / f"out_{file}"
                 write(source, count)
-                command = [diffscore, "score", str(source), "-o", str(target), "--model", str(folder / "model")]
+                command = ["score", str(source), "-o", str(target), "--model", str(folder / "model")]
                 command += ["--direction", "marginal", "--draws", "1", "--mask-ratios", "uniform", "--quiet"]
                 memory, seconds = peak(command)
                 size = source.stat().st_size / 2**20

@@ -156,6 +156,22 @@ def test_a_row_of_a_million_characters(tmp_path, name):
     assert written[0]["text"] == text and float(written[0]["score"]) == -1_000_000 and len(written) == 2
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_reading_is_constant_in_memory(tmp_path, name):
+    """Rows are streamed: the peak stays far below the size of the file, one row group in Parquet."""
+    rows = [{"text": f"{i:08d}" * 300, "x": "y"} for i in range(40_000)]
+    write_rows(tmp_path / name, rows, ["text", "x"])
+    # What getrusage says of a new process begins with the memory of the one that started it.
+    code = (
+        "import re, sys; from pathlib import Path; from diffscore_fast.io.files import open_reader\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "records = iter(open_reader(sys.argv[1])); next(records).fields['text']\n"
+        "before = peak(); print(sum(len(record.fields['text']) for record in records), peak() - before)"
+    )
+    read, grown = map(int, subprocess.check_output([sys.executable, "-c", code, str(tmp_path / name)]).split())
+    assert read == 2400 * 39_999 and grown < 25_000  # KiB, of 94 MiB
+
+
 def test_the_command_starts_without_the_libraries_of_files():
     code = "import sys, diffscore_fast.cli.main as m; sys.exit(bool({'pyarrow', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
