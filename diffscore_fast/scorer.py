@@ -373,8 +373,6 @@ def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candida
     return sources
 
 
-
-
 def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.nan) -> np.ndarray:
     """Values of the scored rows among all rows."""
     out = np.full((count, *values.shape[1:]), fill, dtype=values.dtype)

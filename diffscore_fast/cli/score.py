@@ -150,7 +150,11 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
     weights = parse_numbers("--level-weights", options["level_weights"])
     attention = options["attention"] or "prefix"
     reconstruction = ReconstructionConfig(
-        options["estimator"], design, weights, target_stderr=options["target_stderr"], max_draws=options["max_draws"],
+        options["estimator"],
+        design,
+        weights,
+        target_stderr=options["target_stderr"],
+        max_draws=options["max_draws"],
         full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
     )
     return ScoreConfig(
