@@ -18,8 +18,8 @@ from diffscore_fast.errors import CheckpointError
 from diffscore_fast.scorer import ScoreConfig
 from tests.support.checkpoints import save_checkpoint, save_prefix_model
 
-SENTENCE = "the cat sat on the mat and two people died on a cruise ship in puerto rico on monday"
-WORDS = SENTENCE.split()
+TEXT = "the cat sat on the mat and two people died on a cruise ship in puerto rico on monday"
+WORDS = TEXT.split()
 
 
 @pytest.fixture(scope="module")

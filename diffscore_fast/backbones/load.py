@@ -63,7 +63,7 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
     BERT, DistilBERT, RoBERTa and ELECTRA generators run on this package's own network; other types (ModernBERT, say)
-    are run by transformers, slower. Nothing is downloaded, and code that comes with a checkpoint is never run.
+    are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is never run.
 
     A model of this package states its own control tokens. Others use those that their tokenizer.json sets around a
     text and a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token types:
@@ -243,7 +243,7 @@ def _converted_tokenizer(folder: Path) -> str:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return tokenizer.backend_tokenizer.to_str()
     except Exception as error:  # it raises what its parts happen to raise
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"{path}: no such file, and transformers converts no tokenizer from the folder ({reason})"
         ) from None

@@ -1,4 +1,4 @@
-"""Any masked language model of transformers, run by transformers: slower than our own networks, `full` alone."""
+"""Any masked language model of transformers, run by transformers itself, with attention `full` alone."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def load_whole(folder: Path, name: str, config: dict, mask_id: int, control: Con
             )  # fmt: skip
     except Exception as error:  # it raises what its parts happen to raise
         raise CheckpointError(f"{folder}: transformers loads no masked language model of type {kind!r} from it: "
-                              f"{str(error).strip().splitlines()[0]}") from None  # fmt: skip
+                              f"{(str(error).strip() or type(error).__name__).splitlines()[0]}") from None  # fmt: skip
     missing = sorted(report["missing_keys"]) + sorted(str(item) for item in report["mismatched_keys"])
     if missing:
         raise CheckpointError(f"{folder}: tensors of {type(network).__name__} are missing or of another shape: "
