@@ -126,7 +126,7 @@ class RowTokenizer:
     def _frames(self, config: ScoreConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         frames = {}
         for direction, _ in config.passes:
-            before, after = self._tokenizer.encode(config.template.frame(direction))
+            before, after = self._tokenizer.encode(config.template.frame(direction), keep_blank=True)
             frames[direction] = before.ids, after.ids
         return frames
 

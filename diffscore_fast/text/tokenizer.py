@@ -93,8 +93,11 @@ class TextTokenizer:
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._check_text_is_text()
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts, in order, on all cores (in a forked child on one). White space alone has no tokens.
+    def encode(self, texts: Sequence[str], *, keep_blank: bool = False) -> list[Encoded]:
+        """Encode texts, in order, on all cores (in a forked child on one).
+
+        White space alone has no tokens, unless `keep_blank`: a blank text is an empty one, a blank part of a template is
+        as it stands there.
 
         Raises
         ------
@@ -108,7 +111,7 @@ class TextTokenizer:
         nothing = Encoded(np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int32))
         return [
             Encoded(np.array(item.ids, dtype=np.int32), np.array(item.offsets, dtype=np.int32).reshape(-1, 2))
-            if text.strip() else nothing
+            if keep_blank or text.strip() else nothing
             for text, item in zip(texts, encodings, strict=True)
         ]  # fmt: skip
 

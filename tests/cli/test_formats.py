@@ -67,7 +67,8 @@ def test_standard_streams_have_the_format_that_is_named(here):
     result = command("score", "-", "-o", "-", "--draws", "1", "--format", "tsv", input=line)
     assert result.exit_code == 0
     header, row = (line.split("\t") for line in result.stdout.splitlines())
-    assert header == ["candidate", "source", "score", "stderr", "tokens", "status", "message"] and row[5] == "ok"
+    assert header == ["candidate", "source", "score", "stderr", "tokens", "draws", "status", "message"]
+    assert row[6] == "ok"
     result = command("score", "-", "-o", "-", "--draws", "1", "--format", "tsv", "--output-format", "jsonl", input=line)
     assert json.loads(result.stdout)["score"] == float(row[2])
     result = command("score", "-", "-o", "-", "--format", "parquet", input=line)

@@ -58,11 +58,10 @@ def test_profile_tokens_and_prefix_of_the_added_names(run):
 
 
 def test_draws_of_a_row_are_reported(run):
-    result, rows = run("--draws", "8", "--attention", "corrected", "--full-draws", "4")
+    short = {"source": "It rained all day.", "candidate": "Rain."}  # 2 tokens, 3 masks
+    result, rows = run("--draws", "8", "--attention", "corrected", "--full-draws", "4", rows=[ROWS[0], short])
     assert result.exit_code == 0, result.output
-    assert [(row["draws"], row["full_draws"], row["stderr"] > 0) for row in rows] == [
-        (8, 4, True), (7, 0, False), (7, 0, False)
-    ]  # fmt: skip
+    assert [(row["draws"], row["full_draws"], row["stderr"] > 0) for row in rows] == [(8, 4, True), (3, 0, False)]
     assert "coupling:balanced" in result.output and "full_draws:4" in result.output
     result, rows = run("--draws", "4", "--target-stderr", "0.3", "--max-draws", "4")
     assert result.exit_code == 0 and rows[0]["draws"] == 4 and "target_stderr:0.3|max_draws:4" in result.output

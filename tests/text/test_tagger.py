@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import DependencyError, InputError
 from diffscore_fast.scorer import ScoreConfig
 from diffscore_fast.text.tagger import Tagger
@@ -61,7 +62,8 @@ def test_a_class_does_not_depend_on_neighbours_and_rows_without_it_say_so(mini):
 
 def test_a_source_that_is_cut_is_tagged_as_far_as_it_is_read(mini):
     config = ScoreConfig("reverse", mask_words="entities", tagger=MODEL, overlength="truncate-source")
-    rows = mini._rows.tokenise([("Paris " + "word " * 50 + "London", "x")], config, 40, True)
+    pattern = PatternSpec(41, restart_positions=True)
+    rows = mini._rows.tokenise([("Paris " + "word " * 50 + "London", "x")], config, [(pattern, 40)])
     assert rows.status == ["truncated_source"]
     assert len(rows.sources[0].ids) == 40 and rows.sources[0].num_eligible == 1
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import InputError
 from diffscore_fast.rows import RowTokenizer
 from diffscore_fast.scorer import ScoreConfig
@@ -38,7 +39,7 @@ def byte_level(tmp_path_factory):
 
 
 TEXTS = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip),
     st.sampled_from(["{source}", "{candidate}", "{", "}}", "[MASK]", " cat ", "\n\nSummary:\n", "é🙂", "{0!r}", "\\n"]),
 )
 OWN = Template("own", "a {b} {source}{{}}\n{candidate}", "{candidate} {source}")
@@ -52,7 +53,8 @@ def test_tokens_spell_the_filled_template_and_the_target_keeps_its_own(
 ):
     library, tokenizer = byte_level
     config = ScoreConfig(direction=direction, template=template)
-    rows = RowTokenizer(tokenizer).tokenise([(source, candidate)], config, 10_000, True)
+    pattern = PatternSpec(10_001, restart_positions=True)
+    rows = RowTokenizer(tokenizer).tokenise([(source, candidate)], config, [(pattern, 10_000)])
     assert rows.status == ["ok"]
     [context], [target] = rows.sides(direction, [0])
     if direction == "reverse":
@@ -93,11 +95,12 @@ def test_a_template_is_the_plain_score_of_texts_with_its_words(mini, name):
 def test_length_limits_count_the_template_and_a_cut_spares_it(mini, attention, restart):
     rows = RowTokenizer(mini._tokenizer)
     words = len(mini._tokenizer.encode(["Article: Summary:"])[0].ids)
+    patterns = [(PatternSpec(41, restart_positions=restart), 40)]
 
     def tokenise(source: int, candidate: int, direction: str = "conditional"):
         config = ScoreConfig(direction=direction, attention=attention, template=TEMPLATES["summarisation"],
                              overlength="truncate-source")  # fmt: skip
-        return rows.tokenise([("word " * source, "word " * candidate)], config, 40, restart)
+        return rows.tokenise([("word " * source, "word " * candidate)], config, patterns)
 
     room = 40 - words - (0 if restart else 5)
     exact, cut = tokenise(room, 5), tokenise(room + 3, 5)
@@ -107,7 +110,7 @@ def test_length_limits_count_the_template_and_a_cut_spares_it(mini, attention, r
     assert tokenise(1, 40 - words + 1, "reverse").status == ["too_long"]
     huge = ScoreConfig(template=Template("huge", "word " * 40 + "{source}{candidate}", "{candidate}{source}"))
     with pytest.raises(InputError, match="'huge' has 40 tokens, the model takes 40"):
-        rows.tokenise([], huge, 40, restart)
+        rows.tokenise([], huge, patterns)
 
 
 def test_templates_from_files_are_named_after_their_content(mini, tmp_path):
