@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffscore_fast.arguments import checked_column, checked_seed
+from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.windows import Attention, Sequences
@@ -40,7 +41,7 @@ Overlength = Literal["error", "skip", "truncate-source"]
 DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
 ATTENTIONS = ("full", "prefix")
-# Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
+# Rows are planned in portions of at most about this many tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 16
 
 
@@ -185,9 +186,11 @@ class DiffScorer(ScoringModel):
         draws = config.reconstruction.design.num_draws
 
         def size_of(row: tuple[Any, Any]) -> int:
-            return draws * sum(token_estimate(text) for text in _targets(config, *row))
+            both = sum(map(token_estimate, row))
+            windows = both if config.attention == "full" else sum(map(token_estimate, _targets(config, *row)))
+            return both + draws * windows
 
-        for portion in portions(rows, size_of, TOKENS_AT_ONCE):
+        for portion in portions(rows, size_of, min(TOKENS_AT_ONCE, self._runner.plan_tokens)):
             yield self._score_batch(portion, config, progress)
 
     def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,
@@ -197,7 +200,8 @@ class DiffScorer(ScoringModel):
         messages = [message for _, message in checked]
         texts = list(dict.fromkeys(text for row, state in zip(rows, status, strict=True) if state == OK
                                    for text in (row if config.needs_source else row[1:])))  # fmt: skip
-        encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
+        with stage("tokenise"):
+            encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
         nothing = Encoded(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
         pairs = [
             (encoded[row[0]] if config.needs_source else nothing, encoded[row[1]])
@@ -265,12 +269,13 @@ class DiffScorer(ScoringModel):
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[np.ndarray], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ReconstructionResult:  # fmt: skip
-        unique: dict[bytes, int] = {}
-        context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
-        distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
-        sequences = Sequences.build(distinct, context_of, targets)
-        keys = np.array([target_key(config.seed, item) for item in targets], dtype=np.uint64)
-        estimator = MaskedReconstruction(config.reconstruction, sequences, keys)
+        with stage("plan"):
+            unique: dict[bytes, int] = {}
+            context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
+            distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
+            sequences = Sequences.build(distinct, context_of, targets)
+            keys = np.array([target_key(config.seed, item) for item in targets], dtype=np.uint64)
+            estimator = MaskedReconstruction(config.reconstruction, sequences, keys)
         return self._runner.evaluate(estimator, sequences, Attention(config.attention), progress)
 
     def _length_status(self, source: int, candidate: int, config: ScoreConfig) -> tuple[str, str, int]:

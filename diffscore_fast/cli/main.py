@@ -58,7 +58,10 @@ def main() -> None:
 @click.option("--profile", is_flag=True, help="Add the mean log-prob of every mask-ratio level.")
 @click.option("--tokens", is_flag=True, help="Add [start, end, log-prob] of every token.")
 @click.option("--show", default=0, metavar="N", help="Print the first N rows with their scores.")
-@click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
+@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
+              "--memory allows.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="What scoring may take beside the loaded model, such as 800M or 2G.")
+@click.option("--profile-run", metavar="FILE.json", help="Print where the time goes, and write it as a Chrome trace.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT, JSON Lines (gzip too; '-' is standard input), and write it with its score to OUTPUT.
@@ -98,7 +101,9 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
 @click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
-@click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
+@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
+              "--memory allows.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="What bounding may take beside the loaded model, such as 800M or 2G.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Bracket the log-likelihood of every text of INPUT (JSON Lines, as for `score`) under a block model.

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.jsonl import STANDARD_STREAM, JsonlReader, JsonlWriter, Record, partial_path
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
@@ -82,7 +83,7 @@ class FileRun:
         waiting: deque[Record] = deque()
 
         def rows() -> Iterator[Any]:
-            for record in self._records:
+            for record in staged("read", self._records):
                 clash = self._added & record.fields.keys() if record.fields is not None else set()
                 if clash:
                     problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
@@ -100,17 +101,29 @@ class FileRun:
                 bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
 
             for table in batches(rows(), advance):
-                for index, status in enumerate(table.status):
-                    record = waiting.popleft()
-                    self.statuses[status] += 1
-                    values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
-                    if not values["message"]:
-                        del values["message"]
-                    named = {shown: values[name] for name, shown in self._names.items() if name in values}
-                    self._writer.write(record, named)
-                self._writer.flush()
+                with stage("write"):
+                    for index, status in enumerate(table.status):
+                        record = waiting.popleft()
+                        self.statuses[status] += 1
+                        values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
+                        if not values["message"]:
+                            del values["message"]
+                        named = {shown: values[name] for name, shown in self._names.items() if name in values}
+                        self._writer.write(record, named)
+                    self._writer.flush()
                 bar.update(task, completed=self._reader.bytes_read)
         self._writer.finish()
+
+    def report(self, profile: RunProfile, path: str) -> None:
+        """Print where the time went, and write it as a Chrome trace."""
+        table = Table(title="time by stage")
+        for name in ("stage", "calls", "seconds", "share"):
+            table.add_column(name, justify="left" if name == "stage" else "right")
+        for name, calls, seconds in profile.rows():
+            share = seconds / profile.wall_seconds
+            table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
+        self.errors.print(table)
+        profile.write_trace(path)
 
     @property
     def seconds(self) -> float:
