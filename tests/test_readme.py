@@ -52,6 +52,6 @@ def test_docstring_examples_run():
         assert outcome.attempted >= 3 and outcome.failed == 0
 
 
-@pytest.mark.parametrize("name", ["mini_quality", "bounds", "kernels", "aot", "gpu"])
+@pytest.mark.parametrize("name", ["mini_quality", "bounds", "kernels", "aot", "gpu", "throughput"])
 def test_benchmarks_can_be_imported(name):
     import_module(f"bench.{name}")

@@ -45,6 +45,6 @@ def test_scoring_fills_every_stage_and_the_trace_nests(mini, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     windows = next(event for event in events if event["name"] == "windows")
     attention = [event for event in events if event["name"] == "attention"]
-    inside = [event for event in attention
-              if windows["ts"] <= event["ts"] and event["ts"] + event["dur"] <= windows["ts"] + windows["dur"]]  # fmt: skip
+    end = windows["ts"] + windows["dur"]
+    inside = [item for item in attention if windows["ts"] <= item["ts"] and item["ts"] + item["dur"] <= end]
     assert len(inside) == mini.spec.num_layers
