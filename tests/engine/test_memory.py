@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.memory import tiny_model
-from bench.timing import peak_extra_bytes
+from bench.timing import timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.runner import Observation, Runner
@@ -112,6 +112,7 @@ def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
         rows = ((f"{row} " + "old river rain falls " * 6, f"the green house sings {row}") for row in range(count))
         assert sum(len(table) for table in scorer.score_batches(rows, config)) == count
 
-    few, many = peak_extra_bytes(lambda: score(1_300)), peak_extra_bytes(lambda: score(4_000))
+    score(100)  # threads exist from here on
+    few, many = (timed_with_peak(lambda: score(count))[1] for count in (1_300, 4_000))  # noqa: B023
     assert many < LEAST_MEMORY
     assert many - few < 4e6  # the masks and windows of 2,700 more rows at once would take 7 MB
