@@ -70,17 +70,23 @@ def exponential_rate(rounds: int = 20) -> float:
 
 def peak_extra_bytes(function: Callable[[], object]) -> int:
     """How far the resident set rises above its start while `function` runs (Linux)."""
+    function()  # threads exist from here on
+    return timed_with_peak(function)[1]
+
+
+def timed_with_peak(function: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of a call, and how far the resident set rises above its start meanwhile (Linux)."""
 
     def status(field: str) -> int:
         text = Path("/proc/self/status").read_text()
         return int(re.search(rf"{field}:\s+(\d+) kB", text)[1]) * 1024  # type: ignore[index]
 
-    function()  # threads exist from here on
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide the rise
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = status("VmRSS")
+    before, begin = status("VmRSS"), time.perf_counter()
     function()
-    return status("VmHWM") - before
+    seconds = time.perf_counter() - begin
+    return seconds, status("VmHWM") - before
 
 
 def machine() -> str:

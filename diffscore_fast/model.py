@@ -11,7 +11,8 @@ import torch
 
 from diffscore_fast.backbones.load import load_model
 from diffscore_fast.engine.check import check_packing
-from diffscore_fast.engine.runner import DEFAULT_CACHE_BYTES, DEFAULT_TOKEN_BUDGET, Runner
+from diffscore_fast.engine.memory import MemoryPlan, divide_memory
+from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.results import OK
@@ -37,29 +38,36 @@ class ScoringModel:
     device : str or torch.device
     dtype : torch.dtype, optional
         bfloat16 where the processor multiplies it natively, else float32.
-    token_budget : int
-        Most window tokens evaluated at once; bounds memory, changes no score.
-    cache_bytes : int
-        Size of the prefix cache.
+    memory : int, optional
+        Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
+        are sized to it. About 1 GiB for `mini` if not given. It changes no score.
+    token_budget, cache_bytes : int, optional
+        Most window tokens evaluated at once (4,096 on a CPU), and size of the prefix cache (512 MiB), in place of
+        what follows from `memory`.
     implementation : str
         Implementation of the operations: "auto", or one by name.
     """
 
     def __init__(self, model: str | Path = "mini", *, attention: Attention | None = None,
                  device: str | torch.device = "cpu", dtype: torch.dtype | None = None,
-                 token_budget: int = DEFAULT_TOKEN_BUDGET, cache_bytes: int = DEFAULT_CACHE_BYTES,
+                 memory: int | None = None, token_budget: int | None = None, cache_bytes: int | None = None,
                  implementation: str = "auto") -> None:  # fmt: skip
         self._arguments: dict[str, Any] = {
             "model": Path(model).resolve() if Path(model).is_dir() else model, "attention": attention, "device": device,
-            "dtype": dtype, "token_budget": token_budget, "cache_bytes": cache_bytes, "implementation": implementation,
+            "dtype": dtype, "memory": memory, "token_budget": token_budget, "cache_bytes": cache_bytes,
+            "implementation": implementation,
         }  # fmt: skip
         loaded = load_model(model, device=device, dtype=dtype)
+        backbone = loaded.backbone
+        plan = MemoryPlan() if memory is None else divide_memory(memory, backbone)
         self.spec = loaded.backbone.spec
         attention = attention or Attention(self.spec.default_pattern)
         self.spec.pattern(attention.name, attention.block_size)
         self._tokenizer = loaded.tokenizer
-        self._runner = Runner(loaded.backbone, token_budget=token_budget, cache_bytes=cache_bytes,
-                              implementation=implementation)  # fmt: skip
+        self._runner = Runner(
+            backbone, token_budget=token_budget or plan.token_budget, cache_bytes=cache_bytes or plan.cache_bytes,
+            plan_tokens=plan.plan_tokens, implementation=implementation,
+        )  # fmt: skip
         self._identity = {
             "version": __version__, "model": self.spec.name, "weights": loaded.fingerprint[:12],
             "tokenizer": loaded.tokenizer.sha256[:12], "dtype": str(loaded.backbone.dtype).removeprefix("torch."),

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffscore_fast.arguments import checked_column, checked_seed
+from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Estimator
@@ -43,7 +44,7 @@ DIRECTIONS = ("marginal", "conditional", "reverse", "bidirectional", "pmi")
 OVERLENGTH = ("error", "skip", "truncate-source")
 # The attention patterns that each score reads; the first is that of the draws, the second corrects some of them.
 ATTENTIONS = {"full": ("full",), "prefix": ("prefix",), "corrected": ("prefix", "full")}
-# Rows are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
+# Rows are planned in portions of at most about this many tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 16
 
 
@@ -260,9 +261,11 @@ class DiffScorer(ScoringModel):
 
         def size_of(row: tuple[Any, Any]) -> int:
             pairs = [row] if config.aggregate is None else expand([row])[0]
-            return draws * sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
+            both = sum(token_estimate(text) for pair in pairs for text in pair)
+            targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
+            return both + draws * (both if config.attention == "full" else targets)
 
-        for portion in portions(rows, size_of, TOKENS_AT_ONCE):
+        for portion in portions(rows, size_of, min(TOKENS_AT_ONCE, self._runner.plan_tokens)):
             yield self._score_batch(portion, config, progress)
 
     def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,
@@ -279,7 +282,8 @@ class DiffScorer(ScoringModel):
     def _score_pairs(self, pairs: list[tuple[Any, Any]], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
         patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
-        rows = self._rows.tokenise(pairs, config, patterns)
+        with stage("tokenise"):
+            rows = self._rows.tokenise(pairs, config, patterns)
         status = rows.status
         scored = [row for row, state in enumerate(status) if state in SCORED]
         design = config.reconstruction.design
@@ -333,11 +337,12 @@ class DiffScorer(ScoringModel):
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[Encoded], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ReconstructionResult:  # fmt: skip
-        unique: dict[bytes, int] = {}
-        context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
-        distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
-        sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
-        keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
+        with stage("plan"):
+            unique: dict[bytes, int] = {}
+            context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
+            distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
+            sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
+            keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
         rows = len(targets) // len(config.passes)
         row_of = np.tile(np.arange(rows), len(config.passes))
         coefficients = np.repeat([coefficient for _, coefficient in config.passes], rows)
@@ -345,10 +350,11 @@ class DiffScorer(ScoringModel):
         def build(sequences: Sequences) -> MaskedReconstruction:
             return MaskedReconstruction(config.reconstruction, sequences, keys, row_of, coefficients)
 
-        estimator: Estimator[ReconstructionResult] = build(sequences)
-        if config.mask_words != "all":
-            eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
-            estimator = WithinEligible(eligible, sequences, build)
+        with stage("plan"):
+            estimator: Estimator[ReconstructionResult] = build(sequences)
+            if config.mask_words != "all":
+                eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
+                estimator = WithinEligible(eligible, sequences, build)
         return self._runner.evaluate(estimator, sequences, Attention(config.patterns[0]), progress)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
+from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, BoundsTable
@@ -38,6 +39,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         not options["plain"], options["folds"], options["order_design"], options["seed"], options["autoregressive"],
         options["comparators"], options["force"],
     )  # fmt: skip
+    memory = None if options["memory"] is None else parse_size(options["memory"])
     z = options["z"]
     added: dict[str, FieldType] = {
         "lower": "number", "upper": "number", "stderr_lower": "number", "stderr_upper": "number",
@@ -70,7 +72,8 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         }  # fmt: skip
 
     try:
-        bounds = LikelihoodBounds(model, block_size=options["block_size"], token_budget=options["token_budget"])
+        bounds = LikelihoodBounds(model, block_size=options["block_size"], memory=memory,
+                                  token_budget=options["token_budget"])  # fmt: skip
         run.process(batches, fields)
     except BaseException:
         run.abandon()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from diffscore_fast.analysis.compare import Comparison, compare
 from diffscore_fast.cli.score import context_column, make_config
+from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
 from diffscore_fast.io.record import FileFormat, Record
@@ -47,10 +48,11 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     config = make_config({**options, "tokens": False, "heatmap": None})
     context = next(iter(context_column(options, config).items()), None)
     pairs = _read_pairs(input_paths, context, options)
-    scorer = DiffScorer(model, token_budget=options["token_budget"])
+    memory = None if options["memory"] is None else parse_size(options["memory"])
+    scorer = DiffScorer(model, token_budget=options["token_budget"], memory=memory)
     if options["attention"] is None:
         config = replace(config, attention=scorer.spec.default_pattern)
-    scorer.spec.pattern(config.attention)
+    scorer.check_patterns(config)
     # Side by side, so that the two candidates of a source meet it in one portion and share its pass.
     rows = (row for pair in zip(pairs.a, pairs.b, strict=True) for row in pair)
     tables = list(scorer.score_batches(rows, config))

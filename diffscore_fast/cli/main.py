@@ -18,7 +18,7 @@ SAMPLING_OPTIONS = ("orders", "surrogate_orders", "surrogate", "plain", "folds",
                     "comparators")  # fmt: skip
 # Options of `score` that are about its files, not about the number; `compare` has all the others.
 FILE_OPTIONS = ("input_path", "output_path", "output_format", "output_prefix", "profile", "tokens", "heatmap", "show",
-                "quiet")  # fmt: skip
+                "profile_run", "quiet")  # fmt: skip
 EXIT_SOME_FAILED = 3
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
@@ -85,7 +85,10 @@ def main() -> None:
 @click.option("--heatmap", metavar="FILE", help="Write the first 200 rows, coloured by token, as an HTML page; '-' "
               "prints the first 20 to the terminal.")  # fmt: skip
 @click.option("--show", default=0, metavar="N", help="Print the first N rows with their scores.")
-@click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
+@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
+              "--memory allows.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="What scoring may take beside the loaded model, such as 800M or 2G.")
+@click.option("--profile-run", metavar="FILE.json", help="Print where the time goes, and write it as a Chrome trace.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT and write it with its score to OUTPUT.
@@ -149,7 +152,9 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
 @click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
-@click.option("--token-budget", default=4096, show_default=True, help="Tokens evaluated at once: bounds memory only.")
+@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
+              "--memory allows.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="What bounding may take beside the loaded model, such as 800M or 2G.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Bracket the log-likelihood of every text of INPUT (files as for `score`) under a block model.

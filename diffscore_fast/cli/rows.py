@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader, open_writer
 from diffscore_fast.io.input import STANDARD_STREAM
@@ -90,7 +91,7 @@ class FileRun:
         waiting: deque[Record] = deque()
 
         def rows() -> Iterator[Any]:
-            for record in self._records:
+            for record in staged("read", self._records):
                 if self._reader.columns is None and record.fields is not None:
                     clash = self._added & record.fields.keys()
                     if clash:
@@ -110,17 +111,29 @@ class FileRun:
                 bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
 
             for table in batches(rows(), advance):
-                for index, status in enumerate(table.status):
-                    record = waiting.popleft()
-                    self.statuses[status] += 1
-                    values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
-                    if not values["message"]:
-                        del values["message"]
-                    named = {shown: values[name] for name, shown in self._names.items() if name in values}
-                    self._writer.write(record, named)
-                self._writer.flush()
+                with stage("write"):
+                    for index, status in enumerate(table.status):
+                        record = waiting.popleft()
+                        self.statuses[status] += 1
+                        values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
+                        if not values["message"]:
+                            del values["message"]
+                        named = {shown: values[name] for name, shown in self._names.items() if name in values}
+                        self._writer.write(record, named)
+                    self._writer.flush()
                 bar.update(task, completed=self._reader.position)
         self._writer.finish()
+
+    def report(self, profile: RunProfile, path: str) -> None:
+        """Print where the time went, and write it as a Chrome trace."""
+        table = Table(title="time by stage")
+        for name in ("stage", "calls", "seconds", "share"):
+            table.add_column(name, justify="left" if name == "stage" else "right")
+        for name, calls, seconds in profile.rows():
+            share = seconds / profile.wall_seconds
+            table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
+        self.errors.print(table)
+        profile.write_trace(path)
 
     @property
     def seconds(self) -> float:

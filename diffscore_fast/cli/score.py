@@ -7,6 +7,7 @@ import os
 import statistics
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal
 from diffscore_fast.cli.rows import FileRun, number
+from diffscore_fast.engine.memory import parse_size
+from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import ReconstructionConfig
@@ -41,6 +44,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         If the options, the input, the output or the model cannot be used; nothing has been scored then.
     """
     config = make_config(options)
+    memory = None if options["memory"] is None else parse_size(options["memory"])
+    if options["profile_run"] and not Path(options["profile_run"]).absolute().parent.is_dir():
+        raise InputError(f"cannot write {options['profile_run']}: there is no such folder")
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
     heatmap = _HeatMap(options, config, (input_path, output_path))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
@@ -76,16 +82,17 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "draws": int(table.num_draws[row]),
             "full_draws": int(table.full_draws[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
-            "profile": _profile(table, row) if scored else None,
+            "profile": _profile(table, row) if scored and options["profile"] else None,
             "token_scores": _tokens(table, row) if scored else None,
         }
 
     try:
-        scorer = DiffScorer(model, token_budget=options["token_budget"])
+        scorer = DiffScorer(model, memory=memory, token_budget=options["token_budget"])
         if options["attention"] is None:
             config = make_config({**options, "attention": scorer.spec.default_pattern})
         scorer.check_patterns(config)
-        run.process(batches, fields)
+        with profile_run() if options["profile_run"] else nullcontext() as profile:
+            run.process(batches, fields)
     except BaseException:
         run.abandon()
         raise
@@ -95,6 +102,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({config.kind})"),
                  ("median score", f"{statistics.median(scores):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
     run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
+    if profile is not None:
+        run.report(profile, options["profile_run"])
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diffscore_fast.engine.ragged import places_in, segment_ids
+from diffscore_fast.engine.ragged import places_in, runs_within, segment_ids
 from diffscore_fast.engine.windows import Windows
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -50,27 +50,15 @@ def pack_windows(prefix: np.ndarray, lengths: np.ndarray, prefix_lengths: np.nda
     order = np.lexsort((-lengths, prefix))
     used = np.unique(prefix[prefix >= 0])
     wave_of = np.zeros(len(prefix_lengths) + 1, dtype=np.int64)  # the last entry serves prefix -1
-    wave_of[used] = _cut(prefix_lengths[used], cache_rows)
+    for wave, (start, stop) in enumerate(runs_within(prefix_lengths[used], cache_rows)):
+        wave_of[used[start:stop]] = wave
     waves = []
     wave_of_window = wave_of[prefix[order]]
     for wave in range(int(wave_of_window.max(initial=-1)) + 1):
         members = order[wave_of_window == wave]
-        cuts = np.flatnonzero(np.diff(_cut(lengths[members], token_budget))) + 1
-        waves.append((used[wave_of[used] == wave], np.split(members, cuts)))
+        packs = [members[start:stop] for start, stop in runs_within(lengths[members], token_budget)]
+        waves.append((used[wave_of[used] == wave], packs))
     return waves
-
-
-def _cut(sizes: np.ndarray, budget: int) -> np.ndarray:
-    """Group number of each item when groups are filled in order up to a budget."""
-    ends = np.cumsum(sizes)
-    groups = np.zeros(len(sizes), dtype=np.int64)
-    start, group = 0, 0
-    while start < len(sizes):
-        reached = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, reached + budget, side="right")), start + 1)
-        groups[start:stop] = group
-        start, group = stop, group + 1
-    return groups
 
 
 def _fingerprint(windows: Windows, salt: int) -> np.ndarray:

@@ -30,6 +30,18 @@ def take_segments(offsets: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.repeat(offsets[:-1][chosen], lengths) + places_in(lengths)
 
 
+def runs_within(sizes: np.ndarray, budget: int) -> list[tuple[int, int]]:
+    """Half-open runs of consecutive items filled up to a budget; an item that is larger is a run of its own."""
+    ends = np.cumsum(sizes)
+    runs, start = [], 0
+    while start < len(sizes):
+        reached = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, reached + budget, side="right")), start + 1)
+        runs.append((start, stop))
+        start = stop
+    return runs
+
+
 def concatenate(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """int32 token arrays to (flat values, offsets)."""
     offsets = offsets_of(np.array([len(item) for item in arrays], dtype=np.int64))

@@ -16,12 +16,11 @@ from torch import Tensor
 from diffscore_fast import ops
 from diffscore_fast.backbones.spec import Backbone, WholeBackbone
 from diffscore_fast.engine.cache import PrefixCache
+from diffscore_fast.engine.memory import DEFAULT_CACHE_BYTES, DEFAULT_PLAN_TOKENS, DEFAULT_TOKEN_BUDGET
 from diffscore_fast.engine.packing import distinct_windows, pack_windows
+from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
-from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose
-
-DEFAULT_TOKEN_BUDGET = 4096
-DEFAULT_CACHE_BYTES = 512 << 20
+from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose, cut_plan
 
 Result = TypeVar("Result", covariant=True)
 
@@ -55,17 +54,22 @@ class Runner:
     ----------
     backbone : Backbone or WholeBackbone
     token_budget : int
-        Most window tokens evaluated at once. It bounds memory and changes no score.
+        Most window tokens evaluated at once. It bounds memory and changes no score. Where a device turns out to have
+        no room for a pack, the pack is halved and the budget falls.
     cache_bytes : int
         Size of the prefix cache.
+    plan_tokens : int
+        Most window tokens laid out at once; a larger plan is evaluated part by part.
     implementation : str
         Implementation of every operation: "auto", or one name.
     """
 
     def __init__(self, backbone: Backbone | WholeBackbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
-                 cache_bytes: int = DEFAULT_CACHE_BYTES, implementation: str = ops.AUTO) -> None:  # fmt: skip
+                 cache_bytes: int = DEFAULT_CACHE_BYTES, plan_tokens: int = DEFAULT_PLAN_TOKENS,
+                 implementation: str = ops.AUTO) -> None:  # fmt: skip
         self.backbone = backbone
         self.token_budget = token_budget
+        self.plan_tokens = plan_tokens
         self.implementation = implementation
         self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
         self._locks: dict[int, threading.RLock] = {}  # by process
@@ -85,43 +89,46 @@ class Runner:
                  progress: Callable[[int], None] | None = None) -> Result:  # fmt: skip
         """Run an estimator's rounds and reduce them. `progress` is told of window tokens as they are done."""
         observed: list[Observation] = []
-        while (plan := estimator.plan(observed)) is not None:
-            pattern = plan.attention or attention
-            prefixes, windows = compose(self.backbone.spec, pattern, sequences, plan)
-            observed.append(Observation(plan, self.run(prefixes, windows, pattern, progress)))
-        return estimator.reduce(observed)
+        while (plan := _planned(estimator, observed)) is not None:
+            values, pattern = [np.zeros(0, dtype=np.float32)], plan.attention or attention
+            for part in cut_plan(pattern, sequences, plan, self.plan_tokens):
+                with stage("plan"):
+                    prefixes, windows = compose(self.backbone.spec, pattern, sequences, part)
+                values.append(self.run(prefixes, windows, pattern, progress))
+            observed.append(Observation(plan, np.concatenate(values)))
+        with stage("reduce"):
+            return estimator.reduce(observed)
 
     def run(self, prefixes: Prefixes, windows: Windows, attention: Attention,
             progress: Callable[[int], None] | None = None) -> np.ndarray:  # fmt: skip
         """Log-probability float32 [M] of every target of the windows. Equal windows are evaluated once."""
-        first, representative = distinct_windows(windows)
-        wanted_counts = np.diff(windows.wanted_offsets)
-        asked = first[wanted_counts[first] > 0]
+        with stage("plan"):
+            first, representative = distinct_windows(windows)
+            wanted_counts = np.diff(windows.wanted_offsets)
+            asked = first[wanted_counts[first] > 0]
+            waves = pack_windows(
+                windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
+                self._cache.capacity_rows,
+            )  # fmt: skip
         out = np.zeros(len(windows.wanted), dtype=np.float32)
-        waves = pack_windows(
-            windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
-            self._cache.capacity_rows,
-        )  # fmt: skip
-        with self._turn():
-            try:
-                for used, packs in waves:
-                    starts, turn = self._fill_cache(prefixes, used, attention), self._turns
-                    for pack in packs:
-                        if self._turns != turn:  # `progress` used this runner, too
-                            starts, turn = self._fill_cache(prefixes, used, attention), self._turns
-                        chosen = asked[pack]
-                        picked = take_segments(windows.wanted_offsets, chosen)
-                        rows = self._wanted_rows(windows, chosen, picked, starts, attention)
-                        targets = self._to_device(windows.targets[picked].astype(np.int64))
-                        values = ops.masked_logprob(*self._vocabulary(rows), targets, **self._vocabulary_options())
-                        out[picked] = values.cpu().numpy()
-                        if progress is not None:
-                            progress(int(windows.lengths[chosen].sum()))
-            except BaseException:
-                self._cache.forget()  # reserved rows may not have been written
-                raise
+
+        def log_probs(starts: np.ndarray, pack: np.ndarray) -> None:
+            chosen = asked[pack]
+            picked = take_segments(windows.wanted_offsets, chosen)
+            with stage("windows"):
+                rows = self._wanted_rows(windows, chosen, picked, starts, attention)
+            with stage("head"):
+                rows = self._transformed(rows)
+                targets = self._to_device(windows.targets[picked].astype(np.int64))
+                values = ops.masked_logprob(*self._vocabulary(rows), targets, **self._vocabulary_options())
+                out[picked] = values.cpu().numpy()
+            if progress is not None:
+                progress(int(windows.lengths[chosen].sum()))
+
+        self._evaluate(prefixes, windows.lengths[asked], waves, attention, log_probs)
         # Every window takes its representative's values; representatives take their own.
-        return out[take_segments(windows.wanted_offsets, first[representative])]
+        with stage("reduce"):
+            return out[take_segments(windows.wanted_offsets, first[representative])]
 
     def sample(self, prefixes: Prefixes, windows: Windows, attention: Attention, numbers: np.ndarray) -> np.ndarray:
         """A token int32 [M] for every wanted row, from the model's distribution by the uniform numbers float64 [M].
@@ -131,20 +138,58 @@ class Runner:
         out = np.zeros(len(windows.wanted), dtype=np.int32)
         waves = pack_windows(windows.prefix, windows.lengths, prefixes.lengths, self.token_budget,
                              self._cache.capacity_rows)  # fmt: skip
+
+        def tokens(starts: np.ndarray, chosen: np.ndarray) -> None:
+            picked = take_segments(windows.wanted_offsets, chosen)
+            rows = self._transformed(self._wanted_rows(windows, chosen, picked, starts, attention))
+            options = {**self._vocabulary_options(), "implementation": ops.AUTO}
+            drawn = ops.sample_token(*self._vocabulary(rows), self._to_device(numbers[picked]), **options)
+            out[picked] = drawn.cpu().numpy()
+
+        self._evaluate(prefixes, windows.lengths, waves, attention, tokens)
+        return out
+
+    def _evaluate(self, prefixes: Prefixes, lengths: np.ndarray, waves: list[tuple[np.ndarray, list[np.ndarray]]],
+                  attention: Attention, evaluate: Callable[[np.ndarray, np.ndarray], None]) -> None:  # fmt: skip
+        """Fill the cache for each wave and give its packs to `evaluate(starts, pack)`; alone with the cache."""
+        used, starts, turn = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+
+        def with_prefixes(pack: np.ndarray) -> None:
+            nonlocal starts, turn
+            if self._turns != turn:  # a new wave, or `progress` used this runner, too
+                with stage("prefix"):
+                    starts, turn = self._fill_cache(prefixes, used, attention), self._turns
+            evaluate(starts, pack)
+
         with self._turn():
             try:
-                for used, packs in waves:
-                    starts = self._fill_cache(prefixes, used, attention)
-                    for chosen in packs:
-                        picked = take_segments(windows.wanted_offsets, chosen)
-                        rows = self._wanted_rows(windows, chosen, picked, starts, attention)
-                        options = {**self._vocabulary_options(), "implementation": ops.AUTO}
-                        drawn = ops.sample_token(*self._vocabulary(rows), self._to_device(numbers[picked]), **options)
-                        out[picked] = drawn.cpu().numpy()
+                for used, packs in waves:  # noqa: B007, `with_prefixes` reads it
+                    turn = -1
+                    self._in_halves(packs, lengths, with_prefixes)
             except BaseException:
                 self._cache.forget()  # reserved rows may not have been written
                 raise
-        return out
+
+    def _in_halves(self, packs: list[np.ndarray], lengths: np.ndarray, evaluate: Callable[[np.ndarray], None]) -> None:
+        """Evaluate packs (indices into `lengths`) in order. One that a device has no room for is halved, and from
+        then on all packs of its size are."""
+        waiting = packs[::-1]
+        while waiting:
+            pack = waiting.pop()
+            tokens = int(lengths[pack].sum())
+            if len(pack) < 2 or tokens <= self.token_budget:
+                try:
+                    evaluate(pack)
+                    continue
+                except torch.OutOfMemoryError:
+                    if len(pack) < 2:
+                        raise
+                # Outside of `except`, whose traceback holds on to the tensors.
+                self.token_budget = tokens // 2
+                if self.backbone.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            half = len(pack) // 2
+            waiting += [pack[half:], pack[:half]]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -169,23 +214,26 @@ class Runner:
         starts[used], missing = self._cache.reserve([prefixes.keys[i] for i in used], lengths)
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
         block = attention.block_size if attention.name == "block" else 0
+
+        def store(pack: np.ndarray) -> None:
+            chosen = used[missing[pack]]
+            sizes = prefixes.lengths[chosen]
+            tokens = prefixes.tokens[take_segments(prefixes.offsets, chosen)]
+            rows = np.repeat(starts[chosen], sizes) + places_in(sizes)
+            hidden, positions = self._embed(tokens, places_in(sizes), pattern.prefix_type)
+            offsets = offsets_of(sizes)
+            nothing = np.zeros(len(chosen), dtype=np.int64)
+            layout = ops.AttentionLayout(offsets, offsets, nothing, nothing, block=block)
+            self._forward(hidden, positions, layout, self._to_device(rows), None)
+
         for _, packs in pack_windows(np.zeros(len(missing), np.int64), lengths[missing], np.zeros(1, np.int64),
                                      self.token_budget, 1):  # fmt: skip
-            for pack in packs:
-                chosen = used[missing[pack]]
-                sizes = prefixes.lengths[chosen]
-                tokens = prefixes.tokens[take_segments(prefixes.offsets, chosen)]
-                rows = np.repeat(starts[chosen], sizes) + places_in(sizes)
-                hidden, positions = self._embed(tokens, places_in(sizes), pattern.prefix_type)
-                offsets = offsets_of(sizes)
-                nothing = np.zeros(len(chosen), dtype=np.int64)
-                layout = ops.AttentionLayout(offsets, offsets, nothing, nothing, block=block)
-                self._forward(hidden, positions, layout, self._to_device(rows), None)
+            self._in_halves(packs, lengths[missing], store)
         return starts
 
     def _wanted_rows(self, windows: Windows, chosen: np.ndarray, picked: np.ndarray, starts: np.ndarray,
                      attention: Attention) -> Tensor:  # fmt: skip
-        """Hidden states of the wanted rows `picked` of the windows `chosen`, ready for the vocabulary."""
+        """Hidden states of the wanted rows `picked` of the windows `chosen` after the last layer."""
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
         lengths = windows.lengths[chosen]
         of_window, places = segment_ids(lengths), places_in(lengths)
@@ -206,8 +254,11 @@ class Runner:
         layout = ops.AttentionLayout(offsets, offsets, prefix_starts, visible)
         last_layout = ops.AttentionLayout(offsets, offsets_of(counts), prefix_starts, visible, wanted_places)
 
-        rows = self._forward(hidden, positions, layout, None, (wanted, last_layout))
-        return self.backbone.head_transform(rows)
+        return self._forward(hidden, positions, layout, None, (wanted, last_layout))
+
+    def _transformed(self, rows: Tensor) -> Tensor:
+        """Wanted rows past the head transform; a network that runs whole has done that."""
+        return rows if isinstance(self.backbone, WholeBackbone) else self.backbone.head_transform(rows)
 
     def _vocabulary(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return rows, self.backbone.vocabulary_weight, self.backbone.vocabulary_bias
@@ -237,8 +288,9 @@ class Runner:
             if store is not None:
                 self._store(layer, store, key, value)
             prefix_key, prefix_value = self._cached(layer, key)
-            attended = ops.prefix_attention(query, key, value, prefix_key, prefix_value, layout,
-                                            implementation=self.implementation)  # fmt: skip
+            with stage("attention"):
+                attended = ops.prefix_attention(query, key, value, prefix_key, prefix_value, layout,
+                                                implementation=self.implementation)  # fmt: skip
             hidden = backbone.attention_outputs(layer, hidden, attended)
         return hidden
 
@@ -262,3 +314,8 @@ class Runner:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.backbone.device)
+
+
+def _planned(estimator: Estimator[Any], observed: list[Observation]) -> MaskPlan | None:
+    with stage("plan"):
+        return estimator.plan(observed)

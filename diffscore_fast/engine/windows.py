@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
-from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, segment_ids
+from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, runs_within, segment_ids
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,23 @@ class Windows:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+
+def cut_plan(attention: Attention, sequences: Sequences, plan: MaskPlan, most: int) -> Iterator[MaskPlan]:
+    """Consecutive parts of a plan whose windows have about `most` tokens; a longer window is a part of its own."""
+    sizes = plan.stop - plan.start
+    lengths = sizes
+    if attention.name == "full":
+        lengths = sizes + np.diff(sequences.context_offsets)[sequences.context_of[plan.sequence]]
+    if lengths.sum() <= most:
+        yield plan
+        return
+    offsets = offsets_of(sizes)
+    for first, last in runs_within(lengths, most):
+        tokens = slice(offsets[first], offsets[last])
+        wanted = None if plan.wanted is None else plan.wanted[tokens]
+        sequence, start, stop = (column[first:last] for column in (plan.sequence, plan.start, plan.stop))
+        yield MaskPlan(sequence, start, stop, plan.masked[tokens], wanted, plan.attention)
 
 
 def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan: MaskPlan) -> tuple[Prefixes, Windows]:

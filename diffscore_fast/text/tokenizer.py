@@ -96,8 +96,8 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str], *, keep_blank: bool = False) -> list[Encoded]:
         """Encode texts, in order, on all cores (in a forked child on one).
 
-        White space alone has no tokens, unless `keep_blank`: a blank text is an empty one, a blank part of a template is
-        as it stands there.
+        White space alone has no tokens, unless `keep_blank`: a blank text is an empty one, a blank part of a template
+        is as it stands there.
 
         Raises
         ------

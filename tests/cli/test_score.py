@@ -196,6 +196,23 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
     assert [row["status"] for row in kept] == ["ok", "ok"]
 
 
+def test_a_profile_of_the_run_is_printed_and_written(run):
+    result, _ = run("--profile-run", "run.json")
+    assert result.exit_code == 0 and "time by stage" in result.stderr
+    named = {event["name"] for event in json.loads(Path("run.json").read_text())["traceEvents"]}
+    assert {"read", "tokenise", "plan", "prefix", "windows", "attention", "head", "reduce", "write"} <= named
+    result, _ = run("--profile-run", "no/folder/run.json")
+    assert result.exit_code == 2 and "no such folder" in result.output
+
+
+def test_a_memory_size_reaches_the_scorer(run, mini, monkeypatch):
+    given = []
+    monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: given.append(options["memory"]) or mini)
+    assert run("--memory", "800M")[0].exit_code == 0 and given == [800 << 20]
+    result, _ = run("--memory", "much")
+    assert result.exit_code == 2 and "'much' is not understood" in result.output
+
+
 def test_the_signature_lies_beside_the_output(run, mini):
     result, _ = run("--quiet", "--seed", "3")
     about = json.loads(Path("out.jsonl.signature.json").read_text())

@@ -1,0 +1,93 @@
+"""How the time of scoring grows: over rows, draws, source length and candidate length."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.timing import interleaved, machine, spread
+from diffscore_fast import DiffScorer
+from diffscore_fast.version import __version__
+
+# Held while another is varied: rows, K, words of a source, words of a candidate.
+FIXED = {"rows": 4, "draws": 6, "source words": 60, "candidate words": 24}
+POINTS = {"rows": (2, 4, 8, 16), "draws": (2, 4, 8, 16), "source words": (50, 100, 200, 400),
+          "candidate words": (10, 20, 40, 80)}  # fmt: skip
+ATTENTIONS = ("prefix", "full")
+COLUMNS = ("date", "attention", "varied", "value", "median_s", "spread_s", "rounds", "threads", "machine", "torch",
+           "version")  # fmt: skip
+
+
+def measure(scorer: DiffScorer, words: list[str], rounds: int, results: Path) -> None:
+    """Time every point in interleaved rounds; append scaling.csv and draw scaling.png."""
+    seconds: dict[tuple[str, str, int], list[float]] = {}
+    for varied, values in POINTS.items():
+        rivals = {}
+        for value in values:
+            shape = {**FIXED, varied: value}
+            for attention in ATTENTIONS:
+                rivals[f"{attention}/{value}"] = _call(scorer, words, shape, attention)
+        for label, times in interleaved(rivals, rounds).items():
+            attention, value = label.split("/")
+            seconds[attention, varied, int(value)] = times
+            print(f"{attention:<7} {varied:<16} {value:>5} {statistics.median(times):8.3f} s", flush=True)
+    _append(results / "scaling.csv", seconds)
+    _draw(results / "scaling.png", seconds)
+
+
+def _call(scorer: DiffScorer, words: list[str], shape: dict[str, int], attention: Any) -> Any:
+    """A call that scores distinct candidates, each with a source of its own."""
+    generator = np.random.default_rng(0)
+
+    def text(count: int) -> str:
+        return " ".join(words[i] for i in generator.integers(len(words), size=count))
+
+    sources = [text(shape["source words"]) for _ in range(shape["rows"])]
+    candidates = [text(shape["candidate words"]) for _ in range(shape["rows"])]
+
+    def score() -> None:
+        scorer._runner._cache.forget()
+        scorer.score(sources, candidates, attention=attention, draws=shape["draws"], mask_ratios="stratified")
+
+    return score
+
+
+def _append(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if fresh:
+            writer.writerow(COLUMNS)
+        for (attention, varied, value), times in seconds.items():
+            writer.writerow([
+                time.strftime("%Y-%m-%d"), attention, varied, value, f"{statistics.median(times):.5f}",
+                f"{spread(times):.5f}", len(times), torch.get_num_threads(), machine(), torch.__version__, __version__,
+            ])  # fmt: skip
+
+
+def _draw(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(POINTS), figsize=(3.2 * len(POINTS), 3), sharey=True)
+    for axis, (varied, values) in zip(axes, POINTS.items(), strict=True):
+        for attention in ATTENTIONS:
+            medians = [statistics.median(seconds[attention, varied, value]) for value in values]
+            axis.plot(values, medians, marker="o", label=attention)
+        axis.set_xlabel(varied)
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("seconds")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)

@@ -1,0 +1,345 @@
+"""Speed of scoring on real rows beside what users would otherwise run: `python -m bench.throughput`.
+
+Rivals take turns within a round. Cheap ones score all rows of a set; dear ones as many, of middling length, as fit a
+turn, so that ratios are of seconds a candidate token. Where two rivals define the same score, the scores are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from bench import peak_memory, scaling
+from bench.operations import BertShape, count_work, naive_operations, torch_operations
+from bench.peers.bartscore import BartScore, bart_like
+from bench.peers.gptscore import GptScore
+from bench.peers.naive import Naive, in_transformers
+from bench.peers.pll import PseudoLogLikelihood
+from bench.timing import machine, matrix_rate, spread, timed_with_peak
+from diffscore_fast import DiffScorer
+from diffscore_fast.cli.score import run_score
+from diffscore_fast.scorer import ATTENTIONS
+from diffscore_fast.version import __version__
+
+RESULTS = Path(__file__).parent / "results"
+# Data set: file, rows that are scored (whole groups of one source first), and rows whose operations are counted.
+SETS = {"SummEval": ("sum_summeval", 16, 64), "REALSumm": ("sum_realsumm", 8, 50), "SFRES": ("d2t_sfres", 40, 200),
+        "WMT lt-en": ("wmt_lt_en", 40, 100)}  # fmt: skip
+PAPER = {"draws": 20, "mask_ratios": "grid"}  # 18 passes
+LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
+SECTIONS = ("operations", "peers", "directions", "account", "scaling", "memory")
+NAIVE_BATCH, PLL_BATCH = 4, 8
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one data set as text and as the embedded model's tokens."""
+
+    sources: list[str]
+    candidates: list[str]
+    source_ids: list[np.ndarray]
+    candidate_ids: list[np.ndarray]
+
+    @staticmethod
+    def build(scorer: DiffScorer, sources: list[str], candidates: list[str]) -> Rows:
+        encode = scorer._tokenizer.encode
+        ids = [[item.ids for item in encode(texts)] for texts in (sources, candidates)]
+        return Rows(sources, candidates, *ids)
+
+    def take(self, chosen: np.ndarray) -> Rows:
+        return Rows(*([column[i] for i in chosen] for column in vars(self).values()))
+
+    def middling(self, count: int) -> Rows:
+        """That many rows around the median length."""
+        order = np.argsort([len(a) + len(b) for a, b in zip(self.source_ids, self.candidate_ids, strict=True)])
+        first = (len(order) - count) // 2
+        return self.take(np.sort(order[first : first + count]))
+
+    @property
+    def tokens(self) -> int:
+        """Of the candidates: what a metric scores."""
+        return sum(map(len, self.candidate_ids))
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One way to score rows.
+
+    run : from rows to their scores
+    whole : whether it takes all rows, or as many as fit a turn
+    work : from rows to the operations and evaluations of them all
+    """
+
+    run: Callable[[Rows], np.ndarray]
+    whole: bool
+    work: Callable[[Rows], tuple[float, float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the judgement sets")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[s for s in SECTIONS if s != "memory"],
+                        help="sections to run; 'memory' (a million rows) is not among the default ones")  # fmt: skip
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--rows", type=int, help="rows of each set, in place of the defaults")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turn-seconds", type=float, default=6.0, help="of a dear rival's turn")
+    parser.add_argument("--bart-large", action="store_true", help="also BARTScore at BART-large size (slow)")
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    bench = Throughput(options)
+    for section in options.only:
+        getattr(bench, section)()
+
+
+class Throughput:
+    """The bench: one scorer, one limit, results appended as they are known."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._scorer = DiffScorer("mini")
+        self._backbone = self._scorer._runner.backbone
+        self._shape = BertShape.of(self._backbone)  # type: ignore[arg-type]
+        self._console = Console(width=150)
+
+    def operations(self) -> None:
+        """Counted operations a row, without running the model."""
+        table = Table(title="GFLOP/row (naive's / its), distinct evaluations/row")
+        for column in ("", "rows", "naive", "full", "prefix", "prefix, K = 5", "reverse", "pmi"):
+            table.add_column(column, justify="left" if not column else "right")
+        for name in self._options.sets:
+            rows = self._load(name, SETS[name][2])
+            count, naive = len(rows.sources), self._naive_work(rows)[0]
+            cells = [name, f"{count}", f"{naive / count / 1e9:.1f}"]
+            for options in (
+                {**PAPER, "attention": "full"}, {**PAPER, "attention": "prefix"}, {**LIGHT, "attention": "prefix"},
+                {**PAPER, "attention": "prefix", "direction": "reverse"},
+                {**PAPER, "attention": "prefix", "direction": "pmi"},
+            ):  # fmt: skip
+                operations, evaluations = self._ours(options).work(rows)
+                cells.append(f"{operations / count / 1e9:.1f} ({naive / operations:.1f}), {evaluations / count:.1f}")
+            table.add_row(*cells)
+        self._console.print(table)
+
+    def peers(self) -> None:
+        """Every rival on every data set, under the paper's settings."""
+        rivals = self._rivals()
+        for name in self._options.sets:
+            self._compare("peers", name, rivals, self._load(name, self._options.rows or SETS[name][1]))
+
+    def directions(self) -> None:
+        """All directions of ours, on summaries and on short rows."""
+        rivals = {
+            direction: self._ours({**PAPER, "direction": direction, "attention": "prefix"})
+            for direction in ("conditional", "marginal", "pmi", "reverse", "bidirectional")
+        }
+        for name, rows in (("SummEval", 4), ("SFRES", 16)):
+            if name in self._options.sets:
+                self._compare("directions", name, rivals, self._load(name, min(rows, self._options.rows or rows)))
+
+    def account(self) -> None:
+        """Time by stage of `diffscore score`, from file to file."""
+        for name in self._options.sets:
+            rows = self._load(name, self._options.rows or SETS[name][1])
+            self._console.print(f"account: {name}, {len(rows.sources)} rows")
+            with tempfile.TemporaryDirectory() as folder:
+                source, trace = Path(folder) / "rows.jsonl", Path(folder) / "trace.json"
+                pairs = zip(rows.sources, rows.candidates, strict=True)
+                source.write_text("".join(json.dumps({"source": a, "candidate": b}) + "\n" for a, b in pairs))
+                arguments = ["score", str(source), "-o", str(Path(folder) / "out.jsonl"), "--quiet", "--draws", "20",
+                             "--attention", "prefix", "--profile-run", str(trace)]  # fmt: skip
+                run_score(str(source), str(Path(folder) / "out.jsonl"), "mini", command_options(arguments))
+                times = json.loads(trace.read_text())["otherData"]
+            self._record("account", name, rows=len(rows.sources), **times)
+
+    def scaling(self) -> None:
+        """Seconds over rows, K, source length and candidate length."""
+        scaling.measure(self._scorer, self._words(), self._options.rounds, RESULTS)
+
+    def memory(self) -> None:
+        """Peak memory over the number of rows, with a tiny model."""
+        for record in peak_memory.measure():
+            self._record("memory", "generated", **record)
+
+    def _rivals(self) -> dict[str, Rival]:
+        dtype, spec = self._backbone.dtype, self._scorer.spec
+        embedded = in_transformers(self._backbone)  # type: ignore[arg-type]
+        naive = Naive(embedded, spec.start_id, spec.mask_id, NAIVE_BATCH)  # type: ignore[arg-type]
+        pll = PseudoLogLikelihood(embedded, spec.start_id, spec.mask_id, PLL_BATCH)  # type: ignore[arg-type]
+
+        def published(rows: Rows) -> np.ndarray:
+            return naive.score(rows.source_ids, rows.candidate_ids, self._masks(rows))
+
+        rivals = {
+            "prefix": self._ours({**PAPER, "attention": "prefix"}),
+            "prefix, K = 5": self._ours({**LIGHT, "attention": "prefix"}),
+            "prefix, default masks": self._ours({"attention": "prefix"}),
+            "full": self._ours({**PAPER, "attention": "full"}, whole=False),
+            "naive": Rival(published, False, self._naive_work),
+            "pll": _peer(_by_ids(pll.score), False, lambda rows: rows.tokens),
+        }  # fmt: skip
+        if "corrected" in ATTENTIONS:
+            rivals["corrected"] = self._ours({**PAPER, "attention": "corrected"}, whole=False)
+        barts = {"bartscore": bart_like("equal", spec.vocab_size)}
+        if self._options.bart_large:
+            barts["bartscore large"] = bart_like("large", spec.vocab_size)
+        for name, bart in barts.items():
+            plain = BartScore(bart, tuned=False)
+            tuned = BartScore(bart.to(dtype) if dtype == torch.bfloat16 else bart, tuned=True)
+            for kind, peer in (("as published", plain), ("tuned", tuned)):
+                rivals[f"{name}, {kind}"] = _peer(_by_ids(peer.score), name == "bartscore")
+        try:
+            gpt = GptScore(dtype=dtype)
+            rivals["gptscore"] = _peer(lambda rows: gpt.score(rows.sources, rows.candidates), False)
+        except ModuleNotFoundError as error:
+            self._console.print(f"gptscore left out: {error}")
+        return rivals
+
+    def _ours(self, options: dict[str, Any], whole: bool = True) -> Rival:
+        def run(rows: Rows) -> np.ndarray:
+            self._scorer._runner._cache.forget()  # every turn computes its own prefixes
+            return self._scorer.score(rows.sources, rows.candidates, **options).scores
+
+        def work(rows: Rows) -> tuple[float, float]:
+            counted = count_work(self._scorer, lambda: run(rows))
+            return counted.operations, float(counted.evaluations)
+
+        return Rival(run, whole, work)
+
+    def _naive_work(self, rows: Rows) -> tuple[float, float]:
+        draws = np.array([len(masks) for masks in self._masks(rows)])
+        sources, candidates = (np.array(list(map(len, ids))) for ids in (rows.source_ids, rows.candidate_ids))
+        return float(naive_operations(self._shape, sources, candidates, draws).sum()), float(draws.sum())
+
+    def _masks(self, rows: Rows) -> list[np.ndarray]:
+        options = {**PAPER, "attention": "full"}
+        return count_work(self._scorer, lambda: self._scorer.score(rows.sources, rows.candidates, **options)).masks()
+
+    def _compare(self, section: str, name: str, rivals: dict[str, Rival], every: Rows) -> None:
+        taken: dict[str, Rows] = {}
+        work: dict[str, tuple[float, float]] = {}
+        times: dict[str, list[float]] = {rival: [] for rival in rivals}
+        peaks = dict.fromkeys(rivals, 0)
+        for label, rival in rivals.items():
+            first = every.middling(1)
+            each = timed_with_peak(lambda: rival.run(first))[0]  # noqa: B023
+            affordable = max(1, min(len(every.sources), int(self._options.turn_seconds / each)))
+            taken[label] = every if rival.whole else every.middling(affordable)
+            work[label] = rival.work(taken[label])
+        scores: dict[str, np.ndarray] = {}
+        limits = []
+        for _ in range(self._options.rounds):
+            limits.append(matrix_rate(self._backbone.dtype, rounds=3))
+            for label, rival in rivals.items():
+
+                def turn() -> None:
+                    scores[label] = rival.run(taken[label])  # noqa: B023
+
+                seconds, peak = timed_with_peak(turn)
+                times[label].append(seconds)
+                peaks[label] = max(peaks[label], peak)
+        limit = statistics.median(limits)
+        table = Table(title=f"{section}: {name}, {len(every.sources)} rows; products run at {limit / 1e9:.0f} GFLOP/s")
+        for column in ("", "rows", "rows/s", "spread", "tokens/s", "evaluations/row", "GFLOP/row", "of limit", "MiB",
+                       "naive's time / its"):  # fmt: skip
+            table.add_column(column, justify="left" if not column else "right")
+        for label, rows in taken.items():
+            number, tokens = len(rows.sources), rows.tokens
+            seconds = statistics.median(times[label])
+            operations, evaluations = work[label]
+            faster = float("nan")
+            if "naive" in rivals:
+                per_token = [[item / taken[who].tokens for item in times[who]] for who in ("naive", label)]
+                faster = statistics.median(a / b for a, b in zip(*per_token, strict=True))
+            found = {
+                "rows": number, "rows_per_second": number / seconds,
+                "spread": spread([number / item for item in times[label]]), "tokens_per_second": tokens / seconds,
+                "evaluations_per_row": evaluations / number, "gflop_per_row": operations / number / 1e9,
+                "of_limit": operations / seconds / limit, "peak_bytes": peaks[label], "naive_time_ratio": faster,
+            }  # fmt: skip
+            shown = [f"{number}", *(f"{found[key]:.3g}" for key in (
+                "rows_per_second", "spread", "tokens_per_second", "evaluations_per_row", "gflop_per_row", "of_limit",
+            )), f"{peaks[label] / 2**20:.0f}", f"{faster:.3g}"]  # fmt: skip
+            table.add_row(label, *(item.replace("nan", "-") for item in shown))
+            self._record(section, name, rival=label, limit=limit, **found)
+        self._console.print(table)
+        if "naive" in rivals:
+            self._check_equal(name, taken["naive"], scores["naive"], rivals["full"])
+
+    def _check_equal(self, name: str, rows: Rows, naive: np.ndarray, full: Rival) -> None:
+        difference = float(np.abs(full.run(rows) - naive).max())
+        if not difference < TOLERANCE[self._backbone.dtype]:
+            raise SystemExit(f"{name}: naive and full differ by {difference:.3g} nats a token")
+        self._console.print(f"naive and full agree to {difference:.1e} nats a token\n")
+
+    def _load(self, name: str, count: int) -> Rows:
+        with gzip.open(self._options.data / f"{SETS[name][0]}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            found = [json.loads(line) for line in lines]
+        if "candidate" not in found[0]:  # pairs of translations, read beside the reference
+            found = [{"id": i, "source": row["reference"], "candidate": row[side]}
+                     for i, row in enumerate(found) for side in ("better", "worse")]  # fmt: skip
+        else:
+            first = {row["id"]: at for at, row in reversed(list(enumerate(found)))}
+            found.sort(key=lambda row: first[row["id"]])  # whole groups, in order of appearance
+        found = found[:count]
+        return Rows.build(self._scorer, [row["source"] for row in found], [row["candidate"] for row in found])
+
+    def _words(self) -> list[str]:
+        return " ".join(self._load(self._options.sets[0], 16).sources).split()
+
+    def _record(self, section: str, name: str, **found: Any) -> None:
+        about = {"date": time.strftime("%Y-%m-%d"), "section": section, "data": name, **found,
+                 "dtype": str(self._backbone.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
+                 "load": round(os.getloadavg()[0], 1), "machine": machine(), "torch": torch.__version__,
+                 "transformers": transformers.__version__, "version": __version__}  # fmt: skip
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / "throughput.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_without_nan(about)) + "\n")
+
+
+def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
+          evaluations: Callable[[Rows], int] = lambda rows: len(rows.sources)) -> Rival:  # fmt: skip
+    """A rival whose operations torch counts, on all rows or on a middling one."""
+
+    def work(rows: Rows) -> tuple[float, float]:
+        counted = rows if whole else rows.middling(1)
+        operations = torch_operations(lambda: run(counted))
+        return operations * len(rows.sources) / len(counted.sources), float(evaluations(rows))
+
+    return Rival(run, whole, work)
+
+
+def _by_ids(score: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray]) -> Callable[[Rows], np.ndarray]:
+    return lambda rows: score(rows.source_ids, rows.candidate_ids)
+
+
+def _without_nan(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in found.items()}
+
+
+def command_options(arguments: list[str]) -> dict[str, Any]:
+    """The options of `diffscore score` as the command line reads them."""
+    from diffscore_fast.cli.main import score
+
+    parameters = dict(score.make_context("score", arguments[1:]).params)
+    return {name: value for name, value in parameters.items() if name not in ("input_path", "output_path", "model")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A stated memory budget, divided among what grows with the work: prefix cache, packs, and planned windows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from diffscore_fast.backbones.spec import Backbone, WholeBackbone
+from diffscore_fast.errors import InputError
+
+DEFAULT_TOKEN_BUDGET = 4096
+DEFAULT_CACHE_BYTES = 512 << 20
+DEFAULT_PLAN_TOKENS = 1 << 18
+LEAST_MEMORY = 64 << 20
+# Hidden states of a pack's token that live at once, in hidden sizes: residual, queries, keys, values, attended, and
+# twice a feed-forward of four hidden sizes, with room for copies.
+ACTIVATIONS = 24
+# Bytes of index arrays a planned window token takes from its mask to its pack, at the peak.
+PLAN_BYTES = 256
+LARGEST_PACK = 1 << 16  # of a device; on a CPU, products beyond the default size are no faster
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a runner may hold at once.
+
+    Parameters
+    ----------
+    token_budget : int
+        Window tokens of a pack.
+    cache_bytes : int
+        Keys and values of prefixes.
+    plan_tokens : int
+        Window tokens laid out at once.
+    """
+
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    plan_tokens: int = DEFAULT_PLAN_TOKENS
+
+
+def divide_memory(budget: int, backbone: Backbone | WholeBackbone) -> MemoryPlan:
+    """Half of the budget for prefixes, a quarter for a pack's hidden states, a quarter for rows and their windows.
+
+    Parameters
+    ----------
+    budget : int
+        Bytes beside the loaded model and libraries.
+
+    Raises
+    ------
+    InputError
+        If the budget is below 64 MiB, or is not enough for packs of this model.
+    """
+    if budget < LEAST_MEMORY:
+        raise InputError(f"memory of {budget} bytes is too little; give at least {LEAST_MEMORY >> 20}M")
+    spec = backbone.spec
+    token_bytes = ACTIVATIONS * spec.hidden_size * backbone.dtype.itemsize
+    pack = budget // 4 // token_bytes
+    if pack < 1:
+        raise InputError(f"memory of {budget} bytes is too little for {spec.name!r}; give at least {4 * token_bytes}")
+    largest = DEFAULT_TOKEN_BUDGET if backbone.device.type == "cpu" else LARGEST_PACK
+    return MemoryPlan(min(pack, largest), budget // 2, min(budget // 4 // PLAN_BYTES, DEFAULT_PLAN_TOKENS))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "800M", "1.5G" or "2GiB" (powers of 1,024), or of a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"memory size {text!r} is not understood; write 800M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -1,0 +1,118 @@
+"""A memory budget is kept, and neither it nor a device that runs out of memory changes a score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bench.peak_memory import tiny_model
+from bench.timing import timed_with_peak
+from diffscore_fast import DiffScorer
+from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size
+from diffscore_fast.engine.runner import Observation, Runner
+from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
+from diffscore_fast.errors import InputError
+from diffscore_fast.estimators.masks import MaskDesign
+from diffscore_fast.estimators.reconstruction import ReconstructionConfig
+from diffscore_fast.scorer import ScoreConfig
+from tests.support.networks import RotaryDecoder
+
+
+class SmallDevice(RotaryDecoder):
+    """Runs out of memory beyond `room` tokens, and counts how often."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(logit_shift=0)
+        self.room, self.failures, self.largest = room, 0, 0
+
+    def embed(self, tokens, positions, types):
+        if len(tokens) > self.room:
+            self.failures += 1
+            raise torch.OutOfMemoryError("no room")
+        self.largest = max(self.largest, len(tokens))
+        return super().embed(tokens, positions, types)
+
+
+class RandomMasks:
+    """One round of random masks over whole targets; what it gives is every log-prob."""
+
+    def __init__(self, sequences: Sequences, draws: int) -> None:
+        self._lengths, self._draws = sequences.target_lengths, draws
+
+    def plan(self, observed: list[Observation]) -> MaskPlan | None:
+        if observed:
+            return None
+        sequence = np.repeat(np.arange(len(self._lengths)), self._draws)
+        stop = self._lengths[sequence]
+        return MaskPlan(sequence, np.zeros_like(stop), stop, np.random.default_rng(1).random(stop.sum()) < 0.5)
+
+    def reduce(self, observed: list[Observation]) -> np.ndarray:
+        return observed[0].log_probs
+
+
+def log_probs(runner: Runner, attention: Attention, draws: int = 8) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    contexts = [generator.integers(4, 50, size).astype(np.int32) for size in (9, 5, 7, 6)]
+    targets = [generator.integers(4, 50, size).astype(np.int32) for size in (6, 11, 4, 9, 8)]
+    sequences = Sequences.build(contexts, np.array([0, 1, 2, 3, 0]), targets)
+    return runner.evaluate(RandomMasks(sequences, draws), sequences, attention)
+
+
+@pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)
+def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
+    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), attention)
+    device = SmallDevice(room=30)
+    runner = Runner(device)
+    np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
+    assert 0 < device.failures < 10  # learnt at once, not pack by pack
+    assert device.largest > 10
+    failures = device.failures
+    np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
+    assert device.failures == failures
+
+
+def test_a_window_that_no_device_has_room_for_is_an_error():
+    with pytest.raises(torch.OutOfMemoryError):
+        log_probs(Runner(SmallDevice(room=5)), Attention("full"))
+
+
+@pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)
+@pytest.mark.parametrize("plan_tokens", [1, 50])
+def test_a_plan_evaluated_in_parts_scores_the_same(attention, plan_tokens):
+    """One row with many draws, or one large portion, is laid out piece by piece."""
+    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), attention, draws=15)
+    got = log_probs(Runner(RotaryDecoder(logit_shift=0), plan_tokens=plan_tokens), attention, draws=15)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_budget_is_divided_and_too_little_is_refused():
+    backbone = RotaryDecoder()
+    small, large = divide_memory(LEAST_MEMORY, backbone), divide_memory(LEAST_MEMORY * 4, backbone)
+    assert small.cache_bytes == LEAST_MEMORY // 2 and large.cache_bytes == 4 * small.cache_bytes
+    assert small.plan_tokens < large.plan_tokens
+    with pytest.raises(InputError, match="at least 64M"):
+        divide_memory(LEAST_MEMORY - 1, backbone)
+
+
+def test_sizes_are_read_as_people_write_them():
+    assert [parse_size(text) for text in ("800M", "1.5g", "2 GiB", "4096", "1TB")] == [
+        800 << 20, 3 << 29, 2 << 30, 4096, 1 << 40,
+    ]  # fmt: skip
+    for text in ("", "M", "2X", "-1G", "1e9"):
+        with pytest.raises(InputError, match="not understood"):
+            parse_size(text)
+
+
+def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
+    scorer = DiffScorer(tiny_model(tmp_path), memory=LEAST_MEMORY, cache_bytes=1 << 20)
+    config = ScoreConfig(reconstruction=ReconstructionConfig(design=MaskDesign(1, "uniform")))
+
+    def score(count: int) -> None:
+        rows = ((f"{row} " + "old river rain falls " * 6, f"the green house sings {row}") for row in range(count))
+        assert sum(len(table) for table in scorer.score_batches(rows, config)) == count
+
+    score(100)  # threads exist from here on
+    few, many = (timed_with_peak(lambda: score(count))[1] for count in (1_300, 4_000))  # noqa: B023
+    assert many < LEAST_MEMORY
+    assert many - few < 4e6  # the masks and windows of 2,700 more rows at once would take 7 MB
