@@ -24,7 +24,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from bench import memory, scaling
+from bench import peak_memory, scaling
 from bench.operations import BertShape, count_work, naive_operations, torch_operations
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.gptscore import GptScore
@@ -174,7 +174,7 @@ class Throughput:
 
     def memory(self) -> None:
         """Peak memory over the number of rows, with a tiny model."""
-        for record in memory.measure():
+        for record in peak_memory.measure():
             self._record("memory", "generated", **record)
 
     def _rivals(self) -> dict[str, Rival]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.memory import tiny_model
 from bench.operations import BertShape, Work, count_work, naive_operations, prefix_operations, torch_operations
+from bench.peak_memory import tiny_model
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.naive import Naive, in_transformers
 from bench.peers.pll import PseudoLogLikelihood

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.memory import tiny_model
+from bench.peak_memory import tiny_model
 from bench.timing import timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,14 @@ from diffscore_fast.backbones.bert import build_bert, state_in_bert_layout
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, read_patterns
 
 ROWS = (10_000, 100_000, 1_000_000)
+# The process reads its own high-water mark: what the kernel tells of a child includes the parent it was forked from.
+RUN = """
+import atexit, re
+from pathlib import Path
+from diffscore_fast.cli.main import main
+atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]))
+main()
+"""
 WORDS = ("the", "cat", "dog", "house", "river", "rain", "sings", "falls", "old", "green", "over", "under")
 
 
@@ -49,17 +56,12 @@ def write_rows(path: Path, count: int) -> None:
 def peak_of_run(model: Path, rows: int, folder: Path, memory: str) -> tuple[float, float]:
     """Peak resident bytes and seconds of the command over that many rows."""
     write_rows(folder / "rows.jsonl", rows)
-    command = [sys.executable, "-m", "diffscore_fast.cli.main", "score", str(folder / "rows.jsonl"), "-o",
-               str(folder / "scored.jsonl"), "--model", str(model), "--draws", "1", "--mask-ratios", "uniform",
-               "--memory", memory, "--quiet"]  # fmt: skip
+    command = [sys.executable, "-c", RUN, "score", str(folder / "rows.jsonl"), "-o", str(folder / "scored.jsonl"),
+               "--model", str(model), "--draws", "1", "--mask-ratios", "uniform", "--memory", memory,
+               "--quiet"]  # fmt: skip
     begin = time.perf_counter()
-    process = subprocess.Popen(command)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"diffscore score failed with exit code {process.returncode}")
-    return usage.ru_maxrss * 1024.0, seconds
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(done.stdout) * 1024.0, time.perf_counter() - begin
 
 
 def measure(rows: tuple[int, ...] = ROWS, memory: str = "64M") -> list[dict]:
