@@ -89,7 +89,7 @@ def _case(name: str, kernel: Any, types: dict[str, str], constants: dict[str, An
 def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype, *, capped: bool = False,
                   eight_bit: bool = False) -> list[Case]:  # fmt: skip
     module, letter = kernels("masked_logprob"), _letter(dtype)
-    config = module.config_for(dtype)
+    config = module.config_for(dtype, eight_bit)
     tiles = {"BLOCK_N": config.BLOCK_N, "BLOCK_V": config.BLOCK_V, "BLOCK_D": config.BLOCK_D}
     flags = {"HAS_BIAS": True, "HAS_CAP": capped, "HAS_SCALE": eight_bit, "EXCLUDED": 1}
     size = dtype.itemsize

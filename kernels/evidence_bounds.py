@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 1024  # of a [folds, draws] tile: eight float64 a thread, which leaves room in the registers
+NUMBERS_AT_ONCE = 256  # of a [folds, draws] tile: two float64 a thread, which leaves room in the registers
 
 
 def tile_sizes(folds: int) -> dict[str, int]:

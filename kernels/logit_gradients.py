@@ -74,7 +74,7 @@ def gradients(
     `gathered`: the rows of `call` are an index into hidden, not all of it in order.
     """
     hidden, weight, bias, weight_scale, rows, *_ = call.inputs
-    count, config = len(rows), config_for(hidden.dtype)
+    count, config = len(rows), config_for(hidden.dtype, call.options["HAS_SCALE"])
     states = hidden[rows] if gathered and wanted[1] else hidden
     grad_states = hidden.new_zeros((count, hidden.shape[1]), dtype=torch.float32) if wanted[0] else None
     grad_weight = torch.zeros_like(weight) if wanted[1] else None

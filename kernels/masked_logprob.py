@@ -30,9 +30,12 @@ class Config(NamedTuple):
     enable_fp_fusion: bool = True  # said, not left to Triton: its default changes between versions, and bits with it
 
 
-def config_for(dtype: torch.dtype) -> Config:
-    # float32 products run on the plain cores, whose accumulators and operands take twice the registers.
-    return Config(64, 64, 32, 4, 2) if dtype == torch.float32 else Config(64, 128, 64, 8, 3)
+def config_for(dtype: torch.dtype, eight_bit: bool) -> Config:
+    # float32 products run on the plain cores, whose accumulators and operands take twice the registers; spreading out
+    # an int8 weight takes more.
+    if dtype == torch.float32:
+        return Config(32, 64, 32, 8, 2) if eight_bit else Config(64, 64, 32, 4, 2)
+    return Config(64, 128, 64, 8, 3)
 
 
 @triton.jit
@@ -224,7 +227,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
     call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
-    count, width, config = len(targets), hidden.shape[1], config_for(hidden.dtype)
+    count, width, config = len(targets), hidden.shape[1], config_for(hidden.dtype, weight_scale is not None)
     share = -(-vocab_size // MOST_SPLITS)
     split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
     splits = triton.cdiv(vocab_size, split_size)
@@ -280,4 +283,4 @@ def prepare(
         "EXCLUDED": len(excluded_ids),
     }  # fmt: skip
     numbers = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
-    return Launch(inputs, numbers, {**flags, **config_for(hidden.dtype)._asdict()})
+    return Launch(inputs, numbers, {**flags, **config_for(hidden.dtype, weight_scale is not None)._asdict()})

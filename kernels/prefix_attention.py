@@ -40,7 +40,7 @@ def prefix_config(dtype: torch.dtype, width: int) -> Config:
 def window_config(dtype: torch.dtype, width: int) -> Config:
     if dtype == torch.float32:
         return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 8, 1)
-    return Config(64, 32, 4, 2)
+    return Config(64, 32, 8 if width <= 32 else 4, 2)
 
 
 @triton.jit

@@ -52,9 +52,8 @@ def print_info(model: str | None = None) -> None:
     for device in devices:
         table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))
         if device.type == "cpu":
-            for dtype in (torch.float32, torch.bfloat16):
-                name = str(dtype).removeprefix("torch.")
-                table.add_row(f"brgemm products in {name}", brgemm_unavailable(dtype) or "available")
+            reason = brgemm_unavailable(torch.bfloat16)
+            table.add_row("bfloat16 logits on cpu", "by brgemm" if reason is None else f"made in float32: {reason}")
         for operation in ops.OPERATIONS:
             chosen = operation.resolve(device)
             passed_over = []
