@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from diffscore_fast import ops
+from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.load import load_model
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import MemoryPlan, divide_memory
@@ -68,10 +70,14 @@ class ScoringModel:
             backbone, token_budget=token_budget or plan.token_budget, cache_bytes=cache_bytes or plan.cache_bytes,
             plan_tokens=plan.plan_tokens, implementation=implementation,
         )  # fmt: skip
+        names = self._runner.implementations
+        if isinstance(backbone, BertBackbone):
+            backbone.implementation = implementation if implementation in ops.LINEAR.implementations else ops.AUTO
+            names["linear"] = backbone.linear_implementation
         self._identity = {
             "version": __version__, "model": self.spec.name, "weights": loaded.fingerprint[:12],
             "tokenizer": loaded.tokenizer.sha256[:12], "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
-            "implementation": self._runner.implementations,
+            "implementation": _one_name(names),
         }  # fmt: skip
         check_packing(self._runner, attention)
 
@@ -89,6 +95,13 @@ class ScoringModel:
         """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
         found = self.spec.pattern(pattern, block_size)
         return found.position_limit - int(self.spec.start_id is not None) - len(found.end_ids)
+
+
+def _one_name(names: dict[str, str]) -> str:
+    """One implementation where all operations agree, else `operation=name` pairs."""
+    if len(set(names.values())) == 1:
+        return next(iter(names.values()))
+    return ",".join(f"{operation}={name}" for operation, name in names.items())
 
 
 def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: str) -> ScoringModel:

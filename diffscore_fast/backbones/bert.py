@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec
-from diffscore_fast.ops import ResidualNorm, linear
+from diffscore_fast.ops import AUTO, LINEAR, ResidualNorm, linear
 
 
 class BertLayer(nn.Module):
@@ -35,6 +37,7 @@ class BertBackbone(nn.Module):
         size = spec.hidden_size
         width = size if embedding_size is None else embedding_size
         self.spec = spec
+        self.implementation = AUTO  # of the body's products, where `linear` has the one asked for
         self.words = nn.Embedding(spec.vocab_size, width)
         self.positions = nn.Embedding(num_positions, width)
         self.types = nn.Embedding(num_types, width)
@@ -54,6 +57,12 @@ class BertBackbone(nn.Module):
         return self.words.weight.dtype
 
     @property
+    def linear_implementation(self) -> str:
+        """What the products of the body resolve to when scoring."""
+        wanted = "reference" if self.implementation == AUTO and self.dtype != torch.float32 else self.implementation
+        return LINEAR.resolve(self.device, wanted).name
+
+    @property
     def vocabulary_weight(self) -> Tensor:
         return self.words.weight
 
@@ -70,28 +79,34 @@ class BertBackbone(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         projection, size = self._layer(layer).qkv, self.spec.hidden_size
         if query_rows is None:
-            projected = linear(hidden, projection.weight, projection.bias)
+            projected = self._linear(hidden, projection.weight, projection.bias)
             query, key, value = self._heads(projected).split(self.spec.num_heads, dim=1)
             return query, key, value
-        query = linear(hidden[query_rows], projection.weight[:size], projection.bias[:size])
+        query = self._linear(hidden[query_rows], projection.weight[:size], projection.bias[:size])
         key, value = self.keys_values(layer, hidden, positions)
         return self._heads(query), key, value
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         projection, size = self._layer(layer).qkv, self.spec.hidden_size
-        both = linear(hidden, projection.weight[size:], projection.bias[size:])
+        both = self._linear(hidden, projection.weight[size:], projection.bias[size:])
         key, value = self._heads(both).split(self.spec.num_heads, dim=1)
         return key, value
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         block = self._layer(layer)
-        hidden = _residual(block.out, block.attention_norm, attended.flatten(1), hidden)
-        return _residual(
-            block.down, block.output_norm, linear(hidden, block.up.weight, block.up.bias, activation="gelu"), hidden
-        )
+        hidden = self._residual(block.out, block.attention_norm, attended.flatten(1), hidden)
+        expanded = self._linear(hidden, block.up.weight, block.up.bias, activation="gelu")
+        return self._residual(block.down, block.output_norm, expanded, hidden)
 
     def head_transform(self, hidden: Tensor) -> Tensor:
-        return self.transform_norm(linear(hidden, self.transform.weight, self.transform.bias, activation="gelu"))
+        return self.transform_norm(self._linear(hidden, self.transform.weight, self.transform.bias, activation="gelu"))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor, **epilogue: Any) -> Tensor:
+        return linear(x, weight, bias, implementation=self.implementation, **epilogue)
+
+    def _residual(self, product: nn.Linear, norm: nn.LayerNorm, x: Tensor, residual: Tensor) -> Tensor:
+        after = ResidualNorm(residual, norm.weight, norm.bias, norm.eps)
+        return self._linear(x, product.weight, product.bias, residual_norm=after)
 
     def _layer(self, index: int) -> BertLayer:
         layer = self.layers[index]
@@ -100,8 +115,3 @@ class BertBackbone(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(projected.shape[0], -1, self.spec.head_dim)
-
-
-def _residual(product: nn.Linear, norm: nn.LayerNorm, x: Tensor, residual: Tensor) -> Tensor:
-    after = ResidualNorm(residual, norm.weight, norm.bias, norm.eps)
-    return linear(x, product.weight, product.bias, residual_norm=after)

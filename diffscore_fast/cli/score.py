@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -99,8 +99,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     lines = []
     if scores:
-        lines = [("mean score", f"{statistics.fmean(scores):.4f} nats a token ({config.kind})"),
-                 ("median score", f"{statistics.median(scores):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
+        values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
+        lines = [("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
+                 ("median score", f"{np.median(values):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
     run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
     if profile is not None:
         run.report(profile, options["profile_run"])

@@ -77,13 +77,10 @@ class Runner:
         self._turns = 0
 
     @property
-    def implementations(self) -> str:
-        """What each operation of a score resolves to: one name where all agree, else `operation=name` pairs."""
+    def implementations(self) -> dict[str, str]:
+        """What each operation of a score resolves to, by its name."""
         used = (ops.MASKED_LOGPROB, ops.PREFIX_ATTENTION)
-        names = {item.name: item.resolve(self.backbone.device, self.implementation).name for item in used}
-        if len(set(names.values())) == 1:
-            return next(iter(names.values()))
-        return ",".join(f"{operation}={name}" for operation, name in names.items())
+        return {item.name: item.resolve(self.backbone.device, self.implementation).name for item in used}
 
     def evaluate(self, estimator: Estimator[Result], sequences: Sequences, attention: Attention,
                  progress: Callable[[int], None] | None = None) -> Result:  # fmt: skip

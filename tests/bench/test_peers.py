@@ -16,7 +16,7 @@ from diffscore_fast.engine.windows import Attention
 
 SOURCES = ["Two passengers were found dead on a cruise ship.", "The old river falls over the green house at night."]
 CANDIDATES = ["Two people died on a ship.", "It rained over the house and over the river."]
-GRID = {"draws": 20, "mask_ratios": "grid"}
+GRID = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ def test_counted_operations_are_those_that_torch_counts(tiny, attention, monkeyp
         return tiny.score(SOURCES[:1], CANDIDATES[1:], attention=attention, draws=1, mask_ratios="uniform")
 
     monkeypatch.setattr(tiny._runner, "implementation", "reference")
+    monkeypatch.setattr(tiny._runner.backbone, "implementation", "reference")
     work = count_work(tiny, score)
     assert work.evaluations == 1
     assert work.operations == pytest.approx(torch_operations(score), rel=1e-6)
