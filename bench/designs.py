@@ -55,7 +55,7 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                 variances.setdefault((name, design), []).append(scores.var(ddof=1))
                 signature = tables[0].signature
                 append([
-                    time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.token_counts([source])[0],
+                    time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.count_tokens([source])[0],
                     design, tables[0].num_draws[0], seeds, f"{scores.mean():.5f}", f"{scores.std(ddof=1):.5f}",
                     signature.weights, signature.dtype, machine(), torch.__version__, __version__,
                 ])  # fmt: skip
@@ -74,7 +74,7 @@ def sample(scorer: DiffScorer, path: Path, rows: int, least: int, most: int) -> 
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]
         source, candidate = record.get("reference", record.get("source")), record.get("candidate", record.get("better"))
-        if least <= scorer.token_counts([candidate])[0] <= most:
+        if least <= scorer.count_tokens([candidate])[0] <= most:
             found.append((source, candidate))
         if len(found) == rows:
             break

@@ -1,7 +1,7 @@
 """`python -m bench.gpu`: on a machine with a GPU, checks the Triton kernels of masked_logprob and prefix_attention
 against float64 and times them; exit code 1 where one fails.
 
-Nobody has run this script yet: the project was built on machines without a GPU. It compares with torch and, where
+It has not been run on a GPU. It compares with torch and, where
 they are installed, Liger-Kernel, cut-cross-entropy and flash-attn, and appends to bench/results/gpu.csv.
 """
 

@@ -256,13 +256,13 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
     double sum = 0.0, weighted = 0.0, above = 0.0;
     for (int64_t split = 0; split < problem.splits; ++split) {
       const int64_t at = split * padded + row;
+      if (problem.statistics) above += partial.above.get()[at];  // a count, whatever the sums are
       const double moved = double(partial.maximum.get()[at]) - maximum;
       if (!(moved > -kInfinity)) continue;  // nothing but -inf was seen there
       const double factor = std::exp(moved);
       sum += partial.sum.get()[at] * factor;
       if (problem.statistics) {
         weighted += (partial.weighted.get()[at] + moved * partial.sum.get()[at]) * factor;
-        above += partial.above.get()[at];
       }
     }
     const double log_sum = undefined ? std::numeric_limits<double>::quiet_NaN() : infinite ? 0.0 : std::log(sum);

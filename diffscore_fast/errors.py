@@ -21,5 +21,9 @@ class ImplementationError(DiffScoreError, RuntimeError):
     """An implementation of an operation that was asked for by name and cannot run."""
 
 
+class DeviceMemoryError(DiffScoreError, MemoryError):
+    """A device without room for what one evaluation needs at least."""
+
+
 class DependencyError(DiffScoreError, ImportError):
     """An optional package or model that a feature needs and that is not installed."""

@@ -11,12 +11,13 @@ import torch
 
 from diffscore_fast import ops
 from diffscore_fast.backbones.bert import BertBackbone
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import MemoryPlan, divide_memory
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import CheckpointError
+from diffscore_fast.process import is_forked
 from diffscore_fast.results import OK
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.version import __version__
@@ -54,11 +55,14 @@ class ScoringModel:
                  device: str | torch.device = "cpu", dtype: torch.dtype | None = None,
                  memory: int | None = None, token_budget: int | None = None, cache_bytes: int | None = None,
                  implementation: str = "auto") -> None:  # fmt: skip
+        folder = Path(model) if str(model) not in EMBEDDED_MODELS and Path(model).is_dir() else None
         self._arguments: dict[str, Any] = {
-            "model": Path(model).resolve() if Path(model).is_dir() else model, "attention": attention, "device": device,
+            "model": folder.resolve() if folder is not None else model, "attention": attention, "device": device,
             "dtype": dtype, "memory": memory, "token_budget": token_budget, "cache_bytes": cache_bytes,
             "implementation": implementation,
         }  # fmt: skip
+        if is_forked():
+            torch.set_num_threads(1)
         loaded = load_model(model, device=device, dtype=dtype)
         backbone = loaded.backbone
         plan = MemoryPlan() if memory is None else divide_memory(memory, backbone)
@@ -72,7 +76,10 @@ class ScoringModel:
         )  # fmt: skip
         names = self._runner.implementations
         if isinstance(backbone, BertBackbone):
-            backbone.implementation = implementation if implementation in ops.LINEAR.implementations else ops.AUTO
+            # In C++ the body's products are made for float32 alone.
+            has_it = implementation in ops.LINEAR.implementations
+            if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
+                backbone.implementation = implementation
             names["linear"] = backbone.linear_implementation
         self._identity = {
             "version": __version__, "model": self.spec.name, "weights": loaded.fingerprint[:12],

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffscore_fast.engine.ragged import offsets_of, segment_ids
-from diffscore_fast.results import SCORED, SKIPPED_REFERENCE, ScoreTable, TokenScores
+from diffscore_fast.results import SCORED, SKIPPED_REFERENCE, TRUNCATED_SOURCE, ScoreTable, TokenScores
 
 Aggregate = Literal["max", "mean"]
 
@@ -51,6 +51,12 @@ def aggregate(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.n
         if 0 < len(left_out) < stop - start:
             states[row] = SKIPPED_REFERENCE
             messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in left_out)
+        elif not left_out:
+            # What the score does not show must: a reference that was cut before it was averaged, or passed over.
+            cut = [pair for pair in range(start, stop) if table.status[pair] == TRUNCATED_SOURCE]
+            if cut:
+                states[row] = TRUNCATED_SOURCE
+                messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in cut)
     return replace(out, status=states, messages=messages)
 
 
@@ -79,6 +85,11 @@ def _mean(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarr
     def total(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, weights=values[scored], minlength=count).astype(np.int64)
 
+    def most(values: np.ndarray) -> np.ndarray:
+        out = np.zeros(count, dtype=np.int64)
+        np.maximum.at(out, owner, values[scored])
+        return out
+
     stderr = mean(table.stderr)
     if table.signature.direction == "reverse":
         for row, (start, stop) in enumerate(_slices(offsets)):
@@ -91,6 +102,7 @@ def _mean(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarr
     return replace(
         first, scores=mean(table.scores), stderr=stderr, profile=mean(table.profile),
         num_tokens=total(table.num_tokens), truncated_tokens=total(table.truncated_tokens),
+        num_draws=most(table.num_draws), full_draws=most(table.full_draws),
         tokens=_mean_tokens(table, offsets, scored),
     )  # fmt: skip
 

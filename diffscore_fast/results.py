@@ -214,9 +214,9 @@ class ScoreTable:
     def nats(self) -> np.ndarray:
         """Scores in nats a text, float64 [n]: the score times its tokens (for `elbo`, the bound on log p itself).
 
-        NaN for a mean over references, which is about no single text.
+        NaN for a mean over references and for `bidirectional`, which are about no single text.
         """
-        if self.signature.references == "mean":
+        if self.signature.references == "mean" or self.signature.direction == "bidirectional":
             return np.full(len(self), np.nan)
         return np.where(self.num_tokens > 0, self.scores * self.num_tokens, np.nan)
 

@@ -203,4 +203,7 @@ class _Room:
         else:
             beside_candidate = max(words.values())
             beside_source = beside_candidate + candidate
-        return most - beside_candidate, most - beside_source - len(pattern.separator_ids)
+        separators = len(pattern.separator_ids)
+        if beside_candidate and not pattern.restart_positions:  # words of the template are a context even by themselves
+            beside_candidate += separators
+        return most - beside_candidate, most - beside_source - separators

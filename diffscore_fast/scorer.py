@@ -257,7 +257,7 @@ class DiffScorer(ScoringModel):
         A value may be anything: what is not text becomes a status. The cuts between tables change no score. Where the
         configuration aggregates references, the first value of a row is the list of them.
         """
-        draws = config.reconstruction.design.num_draws
+        draws = config.reconstruction.most_draws * len(config.passes)
 
         def size_of(row: tuple[Any, Any]) -> int:
             pairs = [row] if config.aggregate is None else expand([row])[0]
@@ -331,7 +331,7 @@ class DiffScorer(ScoringModel):
             tagger=self._rows.tagger(config.tagger).identity if by_class else None, ratios=design.ratios,
             coupling=design.coupling, draws=design.num_draws, levels=design.levels, replicates=design.num_replicates,
             target_stderr=target, max_draws=None if target is None else reconstruction.max_draws, seed=config.seed,
-            attention=config.attention, full_draws=reconstruction.full_draws, template=config.template.name,
+            attention=config.attention, full_draws=reconstruction.full_draws, template=config.template.identity,
             references=config.aggregate, overlength=config.overlength,
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_threads_share_the_prefix_cache(prefix_folder):
 
 
 FORKED = """
-import multiprocessing, sys, threading, time
+import multiprocessing, pickle, sys, threading, time
 import numpy as np
 import torch
 from diffscore_fast import DiffScorer
@@ -78,8 +78,12 @@ thread = threading.Thread(target=lambda: scorer.score(*texts, draws=1, progress=
 thread.start()
 holding.wait(60)
 context = multiprocessing.get_context("fork")
+stored = pickle.dumps(scorer)
+def answer():
+    scores = [one.score(*texts, draws=9).scores for one in (scorer, pickle.loads(stored))]
+    send.send((scores, torch.get_num_threads()))
 receive, send = context.Pipe()
-child = context.Process(target=lambda: send.send((scorer.score(*texts, draws=9).scores, torch.get_num_threads())))
+child = context.Process(target=answer)
 child.start()
 answered = receive.poll(60)
 done.set()
@@ -89,7 +93,7 @@ if not answered:
     sys.exit("the child hangs")
 scores, threads = receive.recv()
 child.join()
-np.testing.assert_allclose(scores, expected, atol=1e-5)
+np.testing.assert_allclose(scores, [expected] * 2, atol=1e-5)
 assert threads == 1 and torch.get_num_threads() == 2
 assert scorer.score(*texts, draws=9).scores.tolist() == expected.tolist()
 """

@@ -53,6 +53,20 @@ def test_token_scores_are_those_of_the_best_or_the_mean(mini):
         mini.score(None, CANDIDATES, references=REFERENCES, aggregate="mean", direction="reverse", token_scores=True)
 
 
+def test_a_mean_counts_the_draws_and_the_cuts_of_all_its_references(mini, monkeypatch):
+    """Whichever of them scored best: one is enumerated, one is cut."""
+    patterns = {name: replace(item, position_limit=40) for name, item in mini.spec.patterns.items()}
+    monkeypatch.setattr(mini, "spec", replace(mini.spec, patterns=patterns))
+    both = ["Cat.", "A cat was sitting on the mat."]
+    for references in (both, both[::-1]):
+        table = mini.score(None, ["A cat."], references=[references], aggregate="mean", direction="reverse", draws=8)
+        assert table.num_draws.tolist() == [8]
+    for aggregate_by in ("max", "mean"):
+        table = mini.score(None, ["A cat."], references=[["A cat.", "word " * 42]], aggregate=aggregate_by, draws=1,
+                           overlength="truncate-source")  # fmt: skip
+        assert table.status == ["truncated_source"] and "reference 1: the last 3" in table.messages[0]
+
+
 def test_work_is_shared(mini):
     """Each different pair is evaluated once; pmi's marginal side once a candidate, however many references."""
 

@@ -228,6 +228,13 @@ def test_full_attention_shares_its_positions_between_both_texts(short):
     assert table.status == ["ok", "too_long"] and "there is room for 19" in table.messages[1]
 
 
+@pytest.mark.parametrize("options", [{"target_stderr": 0.3}, {"attention": "corrected", "full_draws": "auto"}])
+def test_pilots_of_rows_that_are_all_enumerated_say_nothing(mini, options):
+    """No variance, not an unknown one: warnings are errors here."""
+    table = mini.score(["It rained."], ["Cat."], **options)
+    assert table.num_draws.tolist() == [3] and table.stderr.tolist() == [0]
+
+
 def test_control_token_strings_are_text(mini):
     table = mini.score(["The [CLS] cat [MASK]."], ["A [MASK] cat [SEP] sat."], draws=5)
     assert table.status == ["ok"]
@@ -239,6 +246,7 @@ def test_nats_are_scores_times_tokens(mini):
                        mask_ratios="stratified")  # fmt: skip
     assert table.kind == "lower bound" and table.nats[0] == table.scores[0] * table.num_tokens[0]
     assert np.isnan(table.nats[1])
+    assert np.isnan(mini.score(["A dog."], ["A cat."], direction="bidirectional", draws=1).nats[0])
 
 
 def test_no_rows_is_an_empty_table(mini):

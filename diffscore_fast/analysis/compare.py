@@ -105,10 +105,7 @@ def compare(a: ScoreTable, b: ScoreTable, *, resamples: int = 9999, confidence: 
         raise InputError(f"{len(a)} rows against {len(b)}; row i of both must be about the same source")
     if a.signature != b.signature:
         raise InputError(f"the scores are not comparable: {a.signature} against {b.signature}")
-    if not 0.0 < confidence < 1.0:
-        raise InputError(f"confidence must lie between 0 and 1, not {confidence}")
-    if whole_number("resamples", resamples) < 1:
-        raise InputError(f"resamples must be at least 1, not {resamples}")
+    check_resampling(resamples, confidence)
     kept, excluded = [], Counter[str]()
     for row, states in enumerate(zip(a.status, b.status, strict=True)):
         failed = [f"{side}: {state}" for side, state in zip("AB", states, strict=True) if state not in SCORED]
@@ -136,3 +133,11 @@ def compare(a: ScoreTable, b: ScoreTable, *, resamples: int = 9999, confidence: 
         rows, differences, mean_a, mean_b, difference, low, high, confidence, p_value,
         int((differences > 0).sum()), int((differences < 0).sum()), int((differences == 0).sum()), dict(excluded),
     )  # fmt: skip
+
+
+def check_resampling(resamples: int, confidence: float) -> None:
+    """Raise `InputError` for numbers that `compare` cannot work with."""
+    if not 0.0 < confidence < 1.0:
+        raise InputError(f"confidence must lie between 0 and 1, not {confidence}")
+    if whole_number("resamples", resamples) < 1:
+        raise InputError(f"resamples must be at least 1, not {resamples}")

@@ -90,9 +90,7 @@ def heatmap_terminal(texts: Sequence[str | None], table: ScoreTable, *, most_row
         lines.append(Text(_heading(table, row), style="bold"))
         line = Text()
         for piece, value in _pieces(texts[row], table, row):
-            # Escape sequences and other control characters of a text must not reach the terminal.
-            shown = "".join(item if item.isprintable() or item == "\n" else "\N{REPLACEMENT CHARACTER}"
-                            for item in piece)  # fmt: skip
+            shown = printable(piece)
             scored = value is not None and not math.isnan(value)
             line.append(shown, f"#000000 on {colours[_step(value, edges)]}" if scored else None)  # type: ignore[arg-type]
         lines.append(line)
@@ -160,3 +158,8 @@ def _pieces(text: str | None, table: ScoreTable, row: int) -> Iterator[tuple[str
 def _gap(text: str) -> str:
     """Text without tokens (white space, the cut end of a source) in bounded length."""
     return text if len(text) <= LONGEST_GAP else f"{text[:LONGEST_GAP]}… ({len(text) - LONGEST_GAP} characters more)"
+
+
+def printable(text: str) -> str:
+    """The text without what must not reach a terminal: escape sequences, other control characters, lone surrogates."""
+    return "".join(item if item.isprintable() or item == "\n" else "\N{REPLACEMENT CHARACTER}" for item in text)

@@ -101,10 +101,15 @@ def bert_config(config: dict, where: str) -> dict:
     missing = [name for name in REQUIRED if not isinstance(named.get(name), int | float)]
     if missing:
         raise CheckpointError(f"{where}: needs the numbers {', '.join(family.config_names.get(n, n) for n in missing)}")
+    whole = [name for name in REQUIRED if name != "layer_norm_eps"]
+    odd = [name for name in whole if not isinstance(named[name], int) or named[name] < 1]
+    if odd or named["hidden_size"] % named["num_attention_heads"]:
+        raise CheckpointError(f"{where}: {', '.join(odd) or 'hidden_size'} must be positive whole numbers, the hidden "
+                              "size a multiple of the heads")  # fmt: skip
     if named.get("hidden_act", "gelu") != "gelu":
         raise CheckpointError(f"{where}: has hidden_act {named['hidden_act']!r}; only 'gelu' is known")
     if family.positions_after_padding:
-        named["max_position_embeddings"] -= named.get("pad_token_id", 1) + 1
+        named["max_position_embeddings"] -= (named.get("pad_token_id") or 0) + 1 if "pad_token_id" in named else 2
     return named
 
 

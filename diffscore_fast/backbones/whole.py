@@ -120,7 +120,8 @@ def load_whole(folder: Path, name: str, config: dict, mask_id: int, control: Con
     try:
         with _quiet(transformers):
             network, report = transformers.AutoModelForMaskedLM.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True,
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
+                output_loading_info=True,
             )  # fmt: skip
     except Exception as error:  # it raises what its parts happen to raise
         raise CheckpointError(f"{folder}: transformers loads no masked language model of type {kind!r} from it: "

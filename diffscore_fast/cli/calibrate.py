@@ -10,7 +10,7 @@ from rich.table import Table
 
 from diffscore_fast.calibration import calibrate
 from diffscore_fast.errors import InputError
-from diffscore_fast.io.files import open_reader
+from diffscore_fast.io.files import RowReader, open_reader
 from diffscore_fast.results import InvalidRecord
 from diffscore_fast.scorer import DiffScorer
 
@@ -24,7 +24,8 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
         If the file or the model cannot be used, or no row can be scored.
     """
     columns = options["source_column"], options["candidate_column"]
-    rows = _sample(input_path, columns, options["rows"], options["seed"])
+    reader = open_reader(input_path, options["input_format"])
+    rows = _sample(reader, columns, options["rows"], options["seed"])
     scorer = DiffScorer(model)
     comparisons = calibrate(scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"],
                             seed=options["seed"])  # fmt: skip
@@ -40,14 +41,14 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
     return comparisons[0].rows < len(rows)
 
 
-def _sample(path: str, columns: tuple[str, str], count: int, seed: int) -> list[tuple[Any, Any]]:
+def _sample(reader: RowReader, columns: tuple[str, str], count: int, seed: int) -> list[tuple[Any, Any]]:
     """Up to `count` rows, each row of the file as likely as another, in constant memory (reservoir sampling)."""
     if count < 1:
         raise InputError(f"--rows must be at least 1, not {count}")
     generator = random.Random(seed)
     kept: list[tuple[Any, Any]] = []
     present: dict[str, None] = {}
-    for seen, record in enumerate(open_reader(path), 1):
+    for seen, record in enumerate(reader, 1):
         fields = record.fields
         if fields is None:
             row: tuple[Any, Any] = (InvalidRecord(record.problem),) * 2
@@ -59,5 +60,5 @@ def _sample(path: str, columns: tuple[str, str], count: int, seed: int) -> list[
             kept[place : place + 1] = [row]
     for column in columns:
         if present and column not in present:
-            raise InputError(f"{path} has no field {column!r}; it has: {', '.join(present)}")
+            raise InputError(f"{reader.path} has no field {column!r}; it has: {', '.join(present)}")
     return kept

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffscore_fast.analysis.compare import Comparison, compare
+from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
+from diffscore_fast.analysis.heatmap import printable
 from diffscore_fast.cli.score import context_column, make_config
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
@@ -45,6 +46,7 @@ class Pairs:
 
 def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any]) -> bool:
     """Compare two systems. Returns and raises as `run_score`."""
+    check_resampling(options["resamples"], options["confidence"])
     config = make_config({**options, "tokens": False, "heatmap": None})
     context = next(iter(context_column(options, config).items()), None)
     pairs = _read_pairs(input_paths, context, options)
@@ -65,7 +67,7 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     if options["as_json"]:
         about = {**result.to_dict(), "most_different": _most_different(result, pairs, options["differences"]),
                  "kind": table.kind, "signature": table.signature.to_dict()}  # fmt: skip
-        print(json.dumps(about, ensure_ascii=False, indent=1, allow_nan=False))
+        print(json.dumps(about, indent=1, allow_nan=False))
     else:
         _print(result, pairs, table.kind, table.signature, options)
     failed = Counter(table.status)
@@ -174,7 +176,7 @@ def _print(result: Comparison, pairs: Pairs, kind: str, signature: Signature, op
         for name in ("row", "A - B", "A", "B"):
             shown.add_column(name)
         for item in rows:
-            texts = (Text(" ".join(item[side][:LONGEST_TEXT].split())) for side in "ab")
-            shown.add_row(Text(item["row"]), f"{item['difference']:+.3f}", *texts)
+            texts = (Text(printable(" ".join(item[side][:LONGEST_TEXT].split()))) for side in "ab")
+            shown.add_row(Text(printable(item["row"])), f"{item['difference']:+.3f}", *texts)
         console.print(shown)
     console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)

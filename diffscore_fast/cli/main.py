@@ -99,19 +99,22 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
     """
     from diffscore_fast.cli.score import run_score
 
+    _refuse_idle(options)
     _run(run_score, input_path, output_path, model, options)
 
 
 @main.command()
 @click.argument("input_path", metavar="FILE")
-@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
-@click.option("--rows", default=64, show_default=True, help="Rows read, evenly spread over the file.")
+@click.option("--format", "input_format", type=click.Choice(FORMATS),
+              help="Format of FILE; by its name if not given, else JSON Lines.")  # fmt: skip
+@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
+@click.option("--rows", default=64, show_default=True, help="Rows read, each of the file as likely as another.")
 @click.option("--draws", default=20, show_default=True, help="K of the published grid; 20 make 18.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--source-column", default="source", show_default=True, help="Field that holds the source.")
 @click.option("--candidate-column", default="candidate", show_default=True, help="Field that holds the candidate.")
 def calibrate(input_path: str, model: str, **options: Any) -> None:
-    """Compare attention `prefix` with `full` on rows of FILE (JSON Lines), under common masks.
+    """Compare attention `prefix` with `full` on rows of FILE (as for `score`), under common masks.
 
     Prints rank correlation, mean and worst difference (prefix - full, nats a token) of all rows, by mask ratio and by
     prefix length.
@@ -176,7 +179,8 @@ def bound(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.option("--id-column", help="Join the rows of two files by this field; line by line if not given.")
 @click.option("--confidence", default=0.95, show_default=True, help="Coverage of the bootstrap interval.")
 @click.option("--resamples", default=9999, show_default=True, help="Of the bootstrap and the permutation test.")
-@click.option("--differences", default=3, show_default=True, metavar="N", help="Print the N rows that differ most.")
+@click.option("--differences", type=click.IntRange(0), default=3, show_default=True, metavar="N",
+              help="Print the N rows that differ most.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
     """Compare two systems: two files A and B, or two fields of one file A (--candidate-columns).
@@ -187,6 +191,7 @@ def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
     """
     from diffscore_fast.cli.compare import run_compare
 
+    _refuse_idle(options)
     _run(run_compare, input_paths, model, options)
 
 
@@ -205,6 +210,19 @@ def info(model: str | None) -> None:
     except DiffScoreError as error:
         click.echo(f"diffscore: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
+
+
+def _refuse_idle(options: dict[str, Any]) -> None:
+    """Refuse an option that was given and would do nothing, so that nobody believes it did."""
+    source = click.get_current_context().get_parameter_source
+    for name, works, needed in (
+        ("alpha", options["direction"] == "bidirectional", "--direction bidirectional"),
+        ("aggregate", options["references_column"] is not None, "--references-column"),
+        ("max_draws", options["target_stderr"] is not None, "--target-stderr"),
+        ("tagger", options["mask_words"] != "all", "--mask-words"),
+    ):
+        if source(name) is ParameterSource.COMMANDLINE and not works:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs {needed}")
 
 
 def _run(command: Callable[..., bool], *arguments: Any) -> None:

@@ -150,7 +150,7 @@ class FileRun:
 
         Where the rows go to standard output, the summary goes to stderr, and so does the signature even when quiet.
         """
-        if not self._writer.is_stream:
+        if self._writer.is_file:
             about = {"kind": kind, "signature": signature.to_dict(), "rows": dict(self.statuses)}
             Path(f"{self._writer.path}.signature.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         console = Console(stderr=self._writer.is_stream)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal
+from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.engine.profile import profile_run
@@ -45,10 +45,10 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     """
     config = make_config(options)
     memory = None if options["memory"] is None else parse_size(options["memory"])
-    if options["profile_run"] and not Path(options["profile_run"]).absolute().parent.is_dir():
-        raise InputError(f"cannot write {options['profile_run']}: there is no such folder")
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
     heatmap = _HeatMap(options, config, (input_path, output_path))
+    if options["profile_run"]:
+        check_extra_output("profile", options["profile_run"], (input_path, output_path, options["heatmap"] or ""))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
                   output_format=options["output_format"])  # fmt: skip
@@ -70,9 +70,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             tokens += int(table.num_tokens[row])
         heatmap.add(record, table, row)
         if shown.row_count < options["show"]:
-            text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))
+            text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))[:400]
             score, stderr = table.scores[row], table.stderr[row]
-            shown.add_row(Text(" ".join(text[:400].split())), *("" if math.isnan(item) else f"{item:.3f}"
+            shown.add_row(Text(printable(" ".join(text.split()))), *("" if math.isnan(item) else f"{item:.3f}"
                                                                for item in (score, stderr)))  # fmt: skip
         return {
             "score": number(table.scores[row]),
@@ -96,13 +96,13 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     except BaseException:
         run.abandon()
         raise
-    heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     lines = []
     if scores:
         values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
         lines = [("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
                  ("median score", f"{np.median(values):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
     run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
+    heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     if profile is not None:
         run.report(profile, options["profile_run"])
     return run.failed(skip_too_long=config.overlength == "skip") > 0
@@ -119,10 +119,8 @@ class _HeatMap:
         self._texts: list[str | None] = []
         self._tables: list[ScoreTable] = []
         self._most = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
-        if self._path not in (None, TO_TERMINAL) and not Path(self._path).absolute().parent.is_dir():
-            raise InputError(f"cannot write {self._path}: there is no such folder")
-        if self._path not in (None, TO_TERMINAL) and os.path.realpath(self._path) in map(os.path.realpath, taken):
-            raise InputError(f"heat map {self._path} would write over the input or the output; name another file")
+        if self._path not in (None, TO_TERMINAL):
+            check_extra_output("heat map", self._path, taken)
 
     def add(self, record: Record, table: ScoreTable, row: int) -> None:
         if self._path is None or len(self._texts) == self._most:
@@ -142,6 +140,16 @@ class _HeatMap:
         else:
             page = heatmap_html(self._texts, table, rows_in_all=rows_in_all)
             Path(self._path).write_text(page, encoding="utf-8", errors="replace")
+
+
+def check_extra_output(what: str, path: str, taken: tuple[str, ...]) -> None:
+    """Refuse a file beside the output that cannot be written, or that is one of those `taken` by the run."""
+    if not Path(path).absolute().parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no such folder")
+    if Path(path).is_dir() or (Path(path).exists() and not os.access(path, os.W_OK)):
+        raise InputError(f"cannot write {path}: it is a folder, or permission is denied")
+    if os.path.realpath(path) in map(os.path.realpath, taken):
+        raise InputError(f"{what} {path} would write over another file of the run; name another")
 
 
 def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, str]:

@@ -21,6 +21,7 @@ from diffscore_fast.engine.packing import distinct_windows, pack_windows
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose, cut_plan
+from diffscore_fast.errors import DeviceMemoryError
 
 Result = TypeVar("Result", covariant=True)
 
@@ -154,8 +155,15 @@ class Runner:
         def with_prefixes(pack: np.ndarray) -> None:
             nonlocal starts, turn
             if self._turns != turn:  # a new wave, or `progress` used this runner, too
-                with stage("prefix"):
-                    starts, turn = self._fill_cache(prefixes, used, attention), self._turns
+                try:
+                    with stage("prefix"):
+                        starts, turn = self._fill_cache(prefixes, used, attention), self._turns
+                except torch.OutOfMemoryError as error:
+                    # Fewer windows a pack would not help, and rows that are reserved have not been written.
+                    raise DeviceMemoryError(
+                        "the device has no room for the keys and values of one wave of sources; state less with "
+                        "memory= (--memory), or cut long sources"
+                    ) from error
             evaluate(starts, pack)
 
         with self._turn():
@@ -195,8 +203,7 @@ class Runner:
         # A fork copies the lock as it is, possibly held by a thread that the child does not have.
         with self._locks.setdefault(process, threading.RLock()), torch.inference_mode():
             if process != self._process:
-                # Nor does it have OpenMP's threads, which libgomp would wait for, for ever.
-                torch.set_num_threads(1)
+                torch.set_num_threads(1)  # see `is_forked`
                 self._cache.forget()
                 self._process = process
             self._turns += 1

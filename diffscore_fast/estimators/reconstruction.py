@@ -85,11 +85,21 @@ class ReconstructionConfig:
         if self.full_draws is None or self.full_draws == "auto":
             return
         object.__setattr__(self, "full_draws", whole_number("full draws", self.full_draws))
+        if design.num_draws < 2:
+            raise InputError("corrected scores need at least 2 draws; their error would be unknown with one")
         if not 2 <= self.full_draws <= design.num_draws or self.full_draws % design.num_replicates:
             raise InputError(
                 f"full draws must be a multiple of the {design.num_replicates} replicates, from 2 to the "
                 f"{design.num_draws} draws, not {self.full_draws}"
             )
+
+    @property
+    def most_draws(self) -> int:
+        """Draws of a target that are held at once, at most: the pilot's and the estimate's."""
+        pilot = PILOT_REPLICATES * self.design.draws_per_replicate
+        if self.target_stderr is not None:
+            return pilot + self.max_draws
+        return self.design.num_draws + (pilot if self.full_draws == "auto" else 0)
 
     @property
     def kind(self) -> str:
@@ -294,7 +304,9 @@ class MaskedReconstruction:
 
     def _row_replicates(self, phase: _Phase, values: np.ndarray) -> np.ndarray:
         """Score of each replicate of each row, float64 [n, most replicates]; an enumerated score is in all of them."""
-        draws, width = phase.draws, max(1, int(phase.replicates.max(initial=1)))
+        draws, width = phase.draws, int(phase.replicates.max(initial=1))
+        if phase is self._phases[0] and self._has_pilot:
+            width = PILOT_REPLICATES  # also where no target is sampled: no variance then, not an unknown one
         scores = draws.weight * _means(draws, values)
         if self._config.length_normalised:
             scores = scores / draws.lengths
@@ -329,7 +341,7 @@ class MaskedReconstruction:
 
 def _masks_at_most(lengths: np.ndarray, draws: np.ndarray | int) -> np.ndarray:
     """Whether a target's nonempty masks are no more than its draws, [S]."""
-    return 2.0**lengths - 1.0 <= draws
+    return 2.0 ** np.minimum(lengths, 64) - 1.0 <= draws
 
 
 def _means(draws: MaskDraws, values: np.ndarray) -> np.ndarray:
@@ -353,7 +365,8 @@ def _mean_and_error(replicates: np.ndarray, counts: np.ndarray) -> tuple[np.ndar
     """Mean [n] over the first `counts` replicates of each row, and its standard error; a count of 0 is exact."""
     made = np.maximum(counts, 1)
     used = np.arange(replicates.shape[1]) < made[:, None]
-    means = np.where(used, replicates, 0.0).sum(axis=1) / made
-    squares = np.where(used, (replicates - means[:, None]) ** 2, 0.0).sum(axis=1)
+    # cumsum adds one by one, whatever the width, which is that of the row with the most replicates.
+    means = np.where(used, replicates, 0.0).cumsum(axis=1)[:, -1] / made
+    squares = np.where(used, (replicates - means[:, None]) ** 2, 0.0).cumsum(axis=1)[:, -1]
     error = np.sqrt(squares / (np.maximum(made - 1, 1) * made))
     return means, np.where(counts == 0, 0.0, np.where(counts == 1, np.nan, error))

@@ -38,7 +38,8 @@ class RowWriter(ABC):
     def __init__(self, path: str) -> None:
         self.path = path
         self.is_stream = path == STANDARD_STREAM
-        self._target = Path(os.path.realpath(path))  # through a link, to what it names
+        # Through a link, to what it names; but not through the names that processes give their pipes.
+        self._target = Path(path if _is_special(path) else os.path.realpath(path))
         self._partial: Path | None = None
         self._started = self._created = False
         try:
@@ -56,6 +57,11 @@ class RowWriter(ABC):
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from None
         self._file = self._raw
+
+    @property
+    def is_file(self) -> bool:
+        """False for standard output, pipes and devices, which have nothing beside them."""
+        return self._partial is not None
 
     def accept(self, record: Record) -> Record:
         """The record as the output can hold it; one that it cannot hold comes back unusable, with the reason."""
@@ -174,3 +180,8 @@ class ColumnWriter(RowWriter):
 def partial_path(path: str) -> Path:
     """Where the rows of an unfinished output are."""
     return Path(os.path.realpath(path) + ".partial")
+
+
+def _is_special(path: str) -> bool:
+    """Whether there is something at the path that is neither a file nor a folder."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)

@@ -49,6 +49,9 @@ def flash_prefix_attention(
     places = np.arange(key_offsets[-1]) + np.repeat(starts - key_offsets[:-1], lengths)
     seen, index = (torch.from_numpy(item).to(query.device) for item in (places, rows))
     shared, shared_log_sum = _varlen(query[index], prefix_key[seen], prefix_value[seen], query_offsets, key_offsets)
+    # A query without keys of its own has the log-sum-exp -inf, whatever the library says of it.
+    bare = np.repeat(np.diff(layout.key_offsets) == 0, np.diff(layout.query_offsets))
+    log_sum = log_sum.masked_fill(torch.from_numpy(bare).to(query.device)[:, None], float("-inf"))
     share = torch.sigmoid(shared_log_sum - log_sum[index])[..., None]
     own = out[index].float()
     out[index] = (own + share * (shared.float() - own)).to(out.dtype)

@@ -190,6 +190,13 @@ def _cpu(
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
+    if query.dtype != torch.float32 and len(starts):
+        # The kernel takes float32: convert the rows that are seen, not the whole cache.
+        seen = lengths > 0
+        first = int(starts[seen].min()) if bool(seen.any()) else 0
+        last = int((starts + lengths)[seen].max()) if bool(seen.any()) else 0
+        prefix_key, prefix_value = prefix_key[first:last], prefix_value[first:last]
+        starts = torch.where(seen, starts - first, 0)
     return torch.ops.diffscore_fast.prefix_attention(
         query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block
     )

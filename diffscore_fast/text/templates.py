@@ -62,6 +62,11 @@ class Template:
         return before, after
 
     @property
+    def identity(self) -> str:
+        """The name alone for a template of this module, else name@hash: equal for equal templates only."""
+        return self.name if TEMPLATES.get(self.name) == self else f"{self.name}@{self.content_hash}"
+
+    @property
     def content_hash(self) -> str:
         """Of both texts; 12 hexadecimal digits."""
         return hashlib.sha256(json.dumps([self.forward, self.reverse]).encode()).hexdigest()[:12]
@@ -89,7 +94,7 @@ TEMPLATES = {
 def find_template(template: str | Path | Template) -> Template:
     """A template by name, or from a TOML or JSON file with the texts `forward` and `reverse`.
 
-    A template from a file is called after the file and a hash of its content.
+    A template from a file is called after the file.
 
     Raises
     ------
@@ -115,8 +120,7 @@ def find_template(template: str | Path | Template) -> Template:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise InputError(f"{path}: {key} holds a lone surrogate, which is not text") from None
-    found = Template(path.stem, **texts)
-    return Template(f"{path.stem}@{found.content_hash}", **texts)
+    return Template(path.stem, **texts)
 
 
 def _read(path: Path) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffscore_fast.errors import CheckpointError
+from diffscore_fast.process import is_forked
 
 UNKNOWN = ("[UNK]", "<unk>")  # what a text that cannot be spelled becomes; no control token
 
@@ -86,7 +86,6 @@ class TextTokenizer:
         # "[MASK]" typed by a user is six characters, not a masked position.
         self._tokenizer.encode_special_tokens = True
         self._path = path
-        self._process = os.getpid()
         self.sha256 = hashlib.sha256(stored).hexdigest()
         self.mask_id = self._control_id(mask_token)
         self.start_id = None if start_token is None else self._control_id(start_token)
@@ -104,9 +103,9 @@ class TextTokenizer:
         UnicodeEncodeError
             If a text holds a lone surrogate, which is not Unicode text; callers check first.
         """
-        if os.getpid() == self._process:
+        if not is_forked():
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        else:  # the threads of the batch did not survive the fork
+        else:
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         nothing = Encoded(np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int32))
         return [
@@ -154,12 +153,14 @@ class TextTokenizer:
 
     def _check_text_is_text(self) -> None:
         """Refuse a tokenizer that spells a control token from ordinary characters, as unigram vocabularies can."""
-        for index, token in self._tokenizer.get_added_tokens_decoder().items():
-            if not token.special or token.content in UNKNOWN:
-                continue
-            if index in self._tokenizer.encode(f"a {token.content} a", add_special_tokens=False).ids:
+        control = {index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items()
+                   if token.special and token.content not in UNKNOWN}  # fmt: skip
+        # These two control texts whether or not the file calls them special.
+        control |= {index: self.token_name(index) for index in (self.mask_id, self.start_id) if index is not None}
+        for index, content in control.items():
+            if index in self._tokenizer.encode(f"a {content} a", add_special_tokens=False).ids:
                 raise CheckpointError(
-                    f"{self._path}: reads the control token {token.content!r} out of ordinary text, so that texts "
+                    f"{self._path}: reads the control token {content!r} out of ordinary text, so that texts "
                     "could mask themselves; it cannot be used"
                 )
 

@@ -19,6 +19,7 @@ from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
+from diffscore_fast.text.templates import Template
 from diffscore_fast.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import FAMILIES, PADDED_ROWS, SENTENCES, save_checkpoint
 
@@ -110,6 +111,11 @@ def test_every_position_can_be_used_and_no_more(folders, family):
     half = room // 2
     pair = scorer.score(["3 " * half], ["3 " * half], draws=1)
     assert pair.status == ["too_long"]  # the separator needs room, too
+    # The words of a template are a context by themselves, and so meet a separator.
+    template = Template("words", "3{source}3{candidate}", "3{candidate}3{source}")
+    filled = [" ".join(["3"] * count) for count in range(room - 12, room)]
+    found = scorer.score(None, filled, direction="marginal", draws=1, template=template).status
+    assert set(found) == {"ok", "too_long"} and found == sorted(found)
     with pytest.raises(UnsupportedPatternError):
         scorer.score(SOURCES, CANDIDATES, attention="prefix")
 

@@ -201,6 +201,9 @@ def test_a_profile_of_the_run_is_printed_and_written(run):
     assert result.exit_code == 0 and "time by stage" in result.stderr
     named = {event["name"] for event in json.loads(Path("run.json").read_text())["traceEvents"]}
     assert {"read", "tokenise", "plan", "prefix", "windows", "attention", "head", "reduce", "write"} <= named
+    for taken in ("in.jsonl", "./out.jsonl"):
+        result, _ = run("--profile-run", taken)
+        assert result.exit_code == 2 and "would write over" in result.output
     result, _ = run("--profile-run", "no/folder/run.json")
     assert result.exit_code == 2 and "no such folder" in result.output
 

@@ -12,7 +12,7 @@ from diffscore_fast import DiffScorer
 from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.runner import Observation, Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
-from diffscore_fast.errors import InputError
+from diffscore_fast.errors import DeviceMemoryError, InputError
 from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.scorer import ScoreConfig
@@ -75,6 +75,18 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
 def test_a_window_that_no_device_has_room_for_is_an_error():
     with pytest.raises(torch.OutOfMemoryError):
         log_probs(Runner(SmallDevice(room=5)), Attention("full"))
+
+
+def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_behind():
+    """Its rows are reserved and not written; windows that do fit must not read them, now or in the next call."""
+    device = SmallDevice(room=8)
+    runner = Runner(device)
+    for _ in range(2):
+        with pytest.raises(DeviceMemoryError, match="no room for the keys and values"):
+            log_probs(runner, Attention("prefix"))
+    device.room = 1000
+    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), Attention("prefix"))
+    np.testing.assert_allclose(log_probs(runner, Attention("prefix")), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)

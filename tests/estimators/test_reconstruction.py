@@ -244,6 +244,13 @@ def test_a_row_that_may_have_all_masks_for_its_target_error_gets_them():
     assert result.scores[0] == pytest.approx(exact(config), abs=1e-6)
 
 
+def test_long_targets_are_not_counted_by_their_masks():
+    """2^1100 is beyond float64; warnings are errors here."""
+    sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(1, np.int64), [np.full(1100, 5, np.int32)])
+    plan = MaskedReconstruction(ReconstructionConfig(), sequences, np.zeros(1, np.uint64)).plan([])
+    assert plan is not None and len(plan.sequence) == 8
+
+
 CORRECTED = {
     "balanced, J = 2": (MaskDesign(8), 2),
     "balanced, J = 6": (MaskDesign(8), 6),

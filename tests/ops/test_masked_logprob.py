@@ -187,6 +187,9 @@ def check_infinite_logits(implementation: str) -> None:
     )
     assert got.log_sum_exp.tolist() == pytest.approx([*[math.inf] * 4, math.nan, math.inf], nan_ok=True)
     assert got.entropy.isnan().all()
+    finite = [0, 1, 2, 3]  # a row of NaN has no rank
+    expected = masked_logprob_statistics(hidden, weight, bias, targets, implementation="reference").rank
+    assert got.rank[finite].tolist() == expected[finite].tolist() and got.rank[0] > 0 and got.rank[1] == 0
     plain = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
     torch.testing.assert_close(plain, got.log_prob, equal_nan=True)
     excluded = masked_logprob(hidden, weight, bias, targets, excluded_ids=(7,), implementation=implementation)

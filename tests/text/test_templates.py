@@ -118,10 +118,18 @@ def test_templates_from_files_are_named_after_their_content(mini, tmp_path):
     (tmp_path / "mine.json").write_text(json.dumps(texts))
     (tmp_path / "mine.toml").write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in texts.items()))
     from_json, from_toml = find_template(tmp_path / "mine.json"), find_template(str(tmp_path / "mine.toml"))
-    assert from_json == from_toml and from_json.name == f"mine@{from_json.content_hash}"
+    assert from_json == from_toml and from_json.identity == f"mine@{from_json.content_hash}"
     (tmp_path / "mine.json").write_text(json.dumps({**texts, "reverse": "T: {candidate}\nS {source}"}))
     other = mini.score([], [], template=tmp_path / "mine.json").signature
-    assert other.template.startswith("mine@") and other.template != from_json.name
+    assert other.template.startswith("mine@") and other.template != from_json.identity
+
+
+def test_only_equal_templates_are_signed_alike(mini):
+    """A name is not enough: another template may bear it, that of a built-in one too."""
+    shouted = Template("plain", "A: {source} {candidate}", "{candidate} {source}")
+    signed = {mini.score([], [], template=item).signature.template for item in
+              ("plain", shouted, Template("own", "{source}{candidate}", "{candidate}{source}"), OWN)}  # fmt: skip
+    assert len(signed) == 4 and "plain" in signed
 
 
 @pytest.mark.parametrize(
