@@ -159,6 +159,16 @@ def test_byte_level_spans_lie_on_characters_and_control_names_stay_text(folders)
     assert [len(item.ids) > 0 for item in tokenizer.encode(["", " \n", " a"])] == [False, False, True]
 
 
+def test_a_mask_that_its_file_does_not_call_special_is_refused(folders, tmp_path):
+    """`encode_special_tokens` spares special tokens alone: a typed mask would be one."""
+    stored = json.loads((folders["bert"] / "tokenizer.json").read_text())
+    for token in stored["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(CheckpointError, match="out of ordinary text"):
+        TextTokenizer(tmp_path / "tokenizer.json", "[MASK]", "[CLS]")
+
+
 def test_a_tokenizer_that_reads_control_tokens_out_of_text_is_refused(tmp_path):
     """XLM-R's kind: control tokens are pieces of the unigram vocabulary, with the best score of all."""
     letters = [(letter, -5.0) for letter in "▁abcdefghijklmnopqrstuvwxyz<>/"]

@@ -239,6 +239,23 @@ def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
     assert result.exit_code == 2 and "1 finished rows are in" in result.output and "No space left" in result.output
 
 
+def test_what_is_shown_holds_nothing_that_moves_the_terminal(run):
+    rows = [{"source": "s", "candidate": "A\x1b]0;title\x07 cat."}, {"source": "s", "candidate": "\ud800"}]
+    result, written = run("--show", "2", rows=rows)
+    assert result.exit_code == 3 and [row["status"] for row in written] == ["ok", "invalid_text"]
+    assert "\x1b" not in result.output and "\x07" not in result.output and "cat." in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [(["--alpha", "0.3"], "bidirectional"), (["--aggregate", "mean"], "--references-column"),
+     (["--max-draws", "9"], "--target-stderr"), (["--tagger", "x"], "--mask-words")],
+)  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(run, arguments, needed):
+    result, rows = run(*arguments)
+    assert result.exit_code == 2 and needed in result.output and rows is None
+
+
 def test_info_names_versions_models_and_implementations():
     result = CliRunner().invoke(main, ["info"])
     assert result.exit_code == 0

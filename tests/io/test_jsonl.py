@@ -8,6 +8,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -166,7 +167,17 @@ def test_links_are_followed_and_pipes_written_into(tmp_path):
     writer.write(records[0], {"score": -1.0})
     writer.finish()
     assert json.loads(reader.communicate(timeout=60)[0]) == {"a": 1, "score": -1.0}
-    assert not (tmp_path / "pipe.partial").exists()
+    assert not (tmp_path / "pipe.partial").exists() and not writer.is_file
+
+
+def test_the_name_of_standard_output_is_a_pipe_like_others():
+    """As in `-o /dev/stdout | head`: the name leads to one that does not exist."""
+    program = (
+        "from diffscore_fast.io.jsonl import JsonlWriter\n"
+        "writer = JsonlWriter('/dev/stdout'); writer.finish(); print('whole')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
 
 
 def test_what_a_killed_run_left_is_written_over(tmp_path):
