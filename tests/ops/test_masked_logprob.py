@@ -189,7 +189,8 @@ def check_infinite_logits(implementation: str) -> None:
     assert got.entropy.isnan().all()
     finite = [0, 1, 2, 3]  # a row of NaN has no rank
     expected = masked_logprob_statistics(hidden, weight, bias, targets, implementation="reference").rank
-    assert got.rank[finite].tolist() == expected[finite].tolist() and got.rank[0] > 0 and got.rank[1] == 0
+    # Two sums of a logit may round to either side of the target's.
+    assert (got.rank - expected)[finite].abs().max() <= 1 and got.rank[0] > 0 and got.rank[1] == 0
     plain = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
     torch.testing.assert_close(plain, got.log_prob, equal_nan=True)
     excluded = masked_logprob(hidden, weight, bias, targets, excluded_ids=(7,), implementation=implementation)
