@@ -85,7 +85,7 @@ def _draw(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:
             axis.plot(values, medians, marker="o", label=attention)
         axis.set_xlabel(varied)
         axis.set_xlim(left=0)
-        axis.set_ylim(bottom=0)
+    axes[0].set_ylim(bottom=0)  # shared, and so set when all curves are drawn
     axes[0].set_ylabel("seconds")
     axes[0].legend()
     figure.tight_layout()
