@@ -24,6 +24,23 @@ EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 
 
+def file_and_model(command: Callable[..., None]) -> Callable[..., None]:
+    """What `score` and `bound` read, write and run."""
+    for option in reversed((
+        click.argument("input_path", metavar="INPUT"),
+        click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
+                     help="File to write (.gz and .zst compress); '-' is standard output."),
+        click.option("--format", "input_format", type=click.Choice(FORMATS),
+                     help="Format of INPUT; by its name if not given, else JSON Lines."),
+        click.option("--output-format", type=click.Choice(FORMATS),
+                     help="Format of OUTPUT; by its name if not given, else that of INPUT."),
+        click.option("--model", default="mini", show_default=True,
+                     help="Embedded model, folder, or cached Hugging Face name."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="diffscore")
 def main() -> None:
@@ -31,14 +48,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("input_path", metavar="INPUT")
-@click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
-              help="File to write (.gz and .zst compress); '-' is standard output.")  # fmt: skip
-@click.option("--format", "input_format", type=click.Choice(FORMATS),
-              help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
-@click.option("--output-format", type=click.Choice(FORMATS),
-              help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
-@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
+@file_and_model
 @click.option("--direction", type=click.Choice(["marginal", "conditional", "reverse", "bidirectional", "pmi"]),
               default="conditional", show_default=True,
               help="S(c), S(c|s), S(s|c), alpha S(c|s) + (1 - alpha) S(s|c), or S(c|s) - S(c).")  # fmt: skip
@@ -125,14 +135,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("input_path", metavar="INPUT")
-@click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
-              help="File to write (.gz and .zst compress); '-' is standard output.")  # fmt: skip
-@click.option("--format", "input_format", type=click.Choice(FORMATS),
-              help="Format of INPUT; by its name if not given, else JSON Lines.")  # fmt: skip
-@click.option("--output-format", type=click.Choice(FORMATS),
-              help="Format of OUTPUT; by its name if not given, else that of INPUT.")  # fmt: skip
-@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
+@file_and_model
 @click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
 @click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
               help="auto: exact up to block size 8, where it is cheaper than sampling, unless an option "
