@@ -7,7 +7,6 @@ and design to bench/results/designs.csv, so that an interrupted run keeps what i
 
 from __future__ import annotations
 
-import csv
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from bench.judgement_sets import read_rows
-from bench.timing import machine
+from bench.timing import append_rows, machine
 from diffscore_fast import DiffScorer
 from diffscore_fast.version import __version__
 
@@ -54,11 +53,11 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                 scores = np.array([table.scores[0] for table in tables])
                 variances.setdefault((name, design), []).append(scores.var(ddof=1))
                 signature = tables[0].signature
-                append([
+                append_rows(RESULTS, COLUMNS, [[
                     time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.count_tokens([source])[0],
                     design, tables[0].num_draws[0], seeds, f"{scores.mean():.5f}", f"{scores.std(ddof=1):.5f}",
                     signature.weights, signature.dtype, machine(), torch.__version__, __version__,
-                ])  # fmt: skip
+                ]])  # fmt: skip
     published = next(iter(DESIGNS))
     for name in SETS:
         for design in DESIGNS:
@@ -79,15 +78,6 @@ def sample(scorer: DiffScorer, path: Path, rows: int, least: int, most: int) -> 
         if len(found) == rows:
             break
     return found
-
-
-def append(values: list) -> None:
-    fresh = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(COLUMNS)
-        writer.writerow(values)
 
 
 if __name__ == "__main__":

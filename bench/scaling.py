@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.timing import interleaved, machine, spread
+from bench.timing import append_rows, interleaved, machine, spread
 from diffscore_fast import DiffScorer
 from diffscore_fast.version import __version__
 
@@ -59,17 +58,11 @@ def _call(scorer: DiffScorer, words: list[str], shape: dict[str, int], attention
 
 
 def _append(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(COLUMNS)
-        for (attention, varied, value), times in seconds.items():
-            writer.writerow([
-                time.strftime("%Y-%m-%d"), attention, varied, value, f"{statistics.median(times):.5f}",
-                f"{spread(times):.5f}", len(times), torch.get_num_threads(), machine(), torch.__version__, __version__,
-            ])  # fmt: skip
+    append_rows(path, COLUMNS, [
+        [time.strftime("%Y-%m-%d"), attention, varied, value, f"{statistics.median(times):.5f}",
+         f"{spread(times):.5f}", len(times), torch.get_num_threads(), machine(), torch.__version__, __version__]
+        for (attention, varied, value), times in seconds.items()
+    ])  # fmt: skip
 
 
 def _draw(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:

@@ -97,17 +97,22 @@ def machine() -> str:
     return f"{kind}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
 
 
-def record(kernel: str, shape: str, dtype: torch.dtype, seconds: dict[str, list[float]]) -> None:
-    """Append one row per rival to the CSV."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
+def append_rows(path: Path, columns: tuple[str, ...], rows: list[list]) -> None:
+    """Append rows to a CSV, which gets its header when it is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if fresh:
-            writer.writerow(COLUMNS)
-        for name, values in seconds.items():
-            writer.writerow([
-                time.strftime("%Y-%m-%d"), kernel, name, shape, str(dtype).removeprefix("torch."),
-                f"{statistics.median(values):.6f}", f"{spread(values):.6f}", len(values), torch.get_num_threads(),
-                f"{os.getloadavg()[0]:.1f}", machine(), torch.__version__, __version__,
-            ])  # fmt: skip
+            writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def record(kernel: str, shape: str, dtype: torch.dtype, seconds: dict[str, list[float]]) -> None:
+    """Append one row per rival to the CSV."""
+    append_rows(RESULTS, COLUMNS, [
+        [time.strftime("%Y-%m-%d"), kernel, name, shape, str(dtype).removeprefix("torch."),
+         f"{statistics.median(values):.6f}", f"{spread(values):.6f}", len(values), torch.get_num_threads(),
+         f"{os.getloadavg()[0]:.1f}", machine(), torch.__version__, __version__]
+        for name, values in seconds.items()
+    ])  # fmt: skip
