@@ -48,7 +48,8 @@ class ScoringModel:
         Most window tokens evaluated at once (4,096 on a CPU), and size of the prefix cache (512 MiB), in place of
         what follows from `memory`.
     implementation : str
-        Implementation of the operations: "auto", or one by name.
+        "auto", or a name ("cpu", "triton", "flash_attn", "reference"): operations that have it run by it, the others
+        by "auto"; the signature says which.
     """
 
     def __init__(self, model: str | Path = "mini", *, attention: Attention | None = None,

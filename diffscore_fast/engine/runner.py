@@ -62,7 +62,7 @@ class Runner:
     plan_tokens : int
         Most window tokens laid out at once; a larger plan is evaluated part by part.
     implementation : str
-        Implementation of every operation: "auto", or one name.
+        "auto", or a name: operations that have it run by it, the others by "auto".
     """
 
     def __init__(self, backbone: Backbone | WholeBackbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
@@ -71,7 +71,9 @@ class Runner:
         self.backbone = backbone
         self.token_budget = token_budget
         self.plan_tokens = plan_tokens
-        self.implementation = implementation
+        attends = () if isinstance(backbone, WholeBackbone) else (ops.PREFIX_ATTENTION,)
+        self._used = (ops.MASKED_LOGPROB, *attends)
+        self._wanted = ops.wanted_by_operation(self._used, implementation)
         self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
         self._locks: dict[int, threading.RLock] = {}  # by process
         self._process = os.getpid()
@@ -80,8 +82,8 @@ class Runner:
     @property
     def implementations(self) -> dict[str, str]:
         """What each operation of a score resolves to, by its name."""
-        used = (ops.MASKED_LOGPROB, ops.PREFIX_ATTENTION)
-        return {item.name: item.resolve(self.backbone.device, self.implementation).name for item in used}
+        device = self.backbone.device
+        return {item.name: item.resolve(device, self._wanted[item.name]).name for item in self._used}
 
     def evaluate(self, estimator: Estimator[Result], sequences: Sequences, attention: Attention,
                  progress: Callable[[int], None] | None = None) -> Result:  # fmt: skip
@@ -270,7 +272,7 @@ class Runner:
     def _vocabulary_options(self) -> dict[str, Any]:
         spec = self.backbone.spec
         return {"excluded_ids": spec.excluded_ids, "vocab_size": spec.vocab_size, "logit_scale": spec.logit_scale,
-                "soft_cap": spec.soft_cap, "implementation": self.implementation}  # fmt: skip
+                "soft_cap": spec.soft_cap, "implementation": self._wanted["masked_logprob"]}  # fmt: skip
 
     def _forward(self, hidden: Tensor, positions: Tensor, layout: ops.AttentionLayout, store: Tensor | None,
                  wanted: tuple[Tensor, ops.AttentionLayout] | None) -> Tensor:  # fmt: skip
@@ -294,7 +296,7 @@ class Runner:
             prefix_key, prefix_value = self._cached(layer, key)
             with stage("attention"):
                 attended = ops.prefix_attention(query, key, value, prefix_key, prefix_value, layout,
-                                                implementation=self.implementation)  # fmt: skip
+                                                implementation=self._wanted["prefix_attention"])  # fmt: skip
             hidden = backbone.attention_outputs(layer, hidden, attended)
         return hidden
 

@@ -11,7 +11,7 @@ from diffscore_fast.ops.masked_logprob import (
     masked_logprob_statistics,
 )
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayout, prefix_attention
-from diffscore_fast.ops.registry import AUTO
+from diffscore_fast.ops.registry import AUTO, wanted_by_operation
 from diffscore_fast.ops.sample_token import SAMPLE_TOKEN, sample_token
 
 OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LINEAR, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
@@ -38,4 +38,5 @@ __all__ = [
     "masked_logprob_statistics",
     "prefix_attention",
     "sample_token",
+    "wanted_by_operation",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,20 @@ class Operation:
     def reasons(self, device: torch.device) -> dict[str, str | None]:
         """Every implementation in order of preference: None where it can run on `device`, else why it cannot."""
         return {name: item.unavailable(device) for name, item in self.implementations.items()}
+
+
+def wanted_by_operation(operations: Sequence[Operation], wanted: str) -> dict[str, str]:
+    """What to ask each operation for, by its name, where a user names one implementation: "auto" if it lacks that.
+
+    Raises
+    ------
+    ImplementationError
+        If no operation has it.
+    """
+    known = sorted({name for operation in operations for name in operation.implementations})
+    if wanted not in (AUTO, *known):
+        raise ImplementationError(f"no operation has an implementation {wanted!r}; known are: auto, {', '.join(known)}")
+    return {item.name: wanted if wanted in item.implementations else AUTO for item in operations}
 
 
 def anywhere(device: torch.device) -> str | None:

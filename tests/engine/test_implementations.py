@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,3 +33,25 @@ def test_the_body_takes_what_it_has_in_the_type_of_the_weights():
     half = DiffScorer("mini", implementation="cpu", dtype=torch.bfloat16).score(*texts, draws=1)
     assert half.signature.implementation == "masked_logprob=cpu,prefix_attention=cpu,linear=reference"
     assert half.scores == pytest.approx(DiffScorer("mini").score(*texts, draws=1).scores, abs=0.2)
+
+
+@pytest.fixture
+def flash_attention_by_reference(monkeypatch):
+    """The `flash_attn` slot of prefix_attention, filled by the reference: its choice, not its numbers."""
+    slots = ops.PREFIX_ATTENTION.implementations
+    monkeypatch.setitem(slots, "flash_attn", replace(slots["reference"], name="flash_attn"))
+
+
+def test_operations_without_the_named_implementation_run_by_their_own_choice(flash_attention_by_reference):
+    texts = ["The cat sat on the mat."], ["A cat sat."]
+    named = DiffScorer("mini", implementation="flash_attn", dtype=torch.float32).score(*texts, draws=1)
+    chosen = dict(part.split("=") for part in named.signature.implementation.split(","))
+    assert chosen["prefix_attention"] == "flash_attn"
+    assert chosen["masked_logprob"] == ops.MASKED_LOGPROB.resolve(torch.device("cpu")).name
+    expected = DiffScorer("mini", dtype=torch.float32).score(*texts, draws=1)
+    assert named.scores == pytest.approx(expected.scores, abs=1e-5)
+
+
+def test_a_name_that_no_operation_has_is_refused():
+    with pytest.raises(ImplementationError, match=r"'flashattn'; known are: auto, cpu, flash_attn, reference, triton"):
+        DiffScorer("mini", implementation="flashattn")
