@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their set-up themselves.
 
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 

@@ -1,4 +1,5 @@
-# The embedded model from its recipe. It resumes where it was stopped; STEPS is how long to train in all.
+# A model like the embedded one, by its recipe and in its place (the settings that the embedded one was trained with, which
+# changed on the way, are in its MODEL_CARD.md). It resumes where it was stopped; STEPS is how long to train in all.
 # CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
 
 CORPUS ?= wiki_en.txt.xz
@@ -13,7 +14,7 @@ TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m
 mini: $(WORK)/corpus/articles.npy
 	$(TRAIN) train --model $(WORK)/start --corpus $(WORK)/corpus --run $(WORK)/run --steps $(STEPS)
 	$(TRAIN) curve --run $(WORK)/run --out bench/results
-	$(TRAIN) export --run $(WORK)/run --corpus $(WORK)/corpus
+	$(TRAIN) export --run $(WORK)/run --corpus $(WORK)/corpus --out diffscore_fast/backbones/mini
 
 $(WORK)/start/config.json: | .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib onnx

@@ -28,11 +28,11 @@ TOKENS_AT_ONCE = 1 << 17
 TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BoundsConfig:
     """How texts are bounded. Field by field as the keyword arguments of `LikelihoodBounds.estimate`."""
 
-    exact: bool
+    exact: bool = False
     generation: Generation = Generation()
     orders: int = 32
     surrogate_orders: int = 32
@@ -169,7 +169,7 @@ class LikelihoodBounds(ScoringModel):
         comparators : bool
             Also CUBO_2, TVO upper and IS-VG-B from the same draws: biased in finite samples, not bounds.
         progress : callable, optional
-            Called with the number of window tokens just evaluated; it must not call this object.
+            Called with the number of window tokens just evaluated; it may use this object itself.
 
         Returns
         -------
@@ -181,8 +181,9 @@ class LikelihoodBounds(ScoringModel):
             For unknown options or a bare string in place of a list.
         """
         config = BoundsConfig(
-            False, make_generation(generation, steps, step_probabilities), orders, surrogate_orders, surrogate,
-            cross_fitted, folds, design, seed, autoregressive, comparators,
+            generation=make_generation(generation, steps, step_probabilities), orders=orders,
+            surrogate_orders=surrogate_orders, surrogate=surrogate, cross_fitted=cross_fitted, folds=folds,
+            design=design, seed=seed, autoregressive=autoregressive, comparators=comparators,
         )  # fmt: skip
         return self._table(texts, config, progress)
 
@@ -201,7 +202,7 @@ class LikelihoodBounds(ScoringModel):
 
         Parameters as for `estimate`. Block sizes above 12 are refused with their cost, unless `forced`.
         """
-        config = BoundsConfig(True, make_generation(generation, steps, step_probabilities),
+        config = BoundsConfig(exact=True, generation=make_generation(generation, steps, step_probabilities),
                               autoregressive=autoregressive, forced=forced)  # fmt: skip
         return self._table(texts, config, progress)
 

@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 
 
 class ScoringModel:
-    """A model, checked under the attention it will be used with.
+    """A model that is ready to score: loaded, and checked once under `attention` for packing that changes no row.
 
     Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
     it was made with: the receiving process loads the model anew, and refuses one that has changed.

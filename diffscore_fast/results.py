@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diffscore_fast.engine.ragged import offsets_of, take_segments
+from diffscore_fast.engine.ragged import offsets_of, spread, take_segments
 
 if TYPE_CHECKING:
     import pandas
@@ -357,29 +358,23 @@ class BoundsTable:
                     lengths: np.ndarray, signature: BoundsSignature) -> BoundsTable:  # fmt: skip
         """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows that have bounds; `lengths` are theirs."""
         count, rows = len(status), np.array(kept, dtype=np.int64)
-
-        def spread(values: np.ndarray, fill: float) -> np.ndarray:
-            out = np.full(count, fill, dtype=values.dtype)
-            out[rows] = values
-            return out
+        placed = partial(spread, rows=rows, count=count)
 
         def total(values: np.ndarray) -> np.ndarray:
             return np.bincount(text_of, weights=values, minlength=len(rows)).astype(np.float64)
 
         smallest = np.full(len(rows), np.nan)
         np.fmin.at(smallest, text_of, blocks.effective_draws)
-        sums = {
-            name: spread(total(getattr(blocks, name)), np.nan) for name in ("lower", "upper", "exact", "autoregressive")
-        }
-        errors = {name: spread(np.sqrt(total(getattr(blocks, name) ** 2)), np.nan)
+        sums = {name: placed(total(getattr(blocks, name))) for name in ("lower", "upper", "exact", "autoregressive")}
+        errors = {name: placed(np.sqrt(total(getattr(blocks, name) ** 2)))
                   for name in ("stderr_lower", "stderr_upper")}  # fmt: skip
-        states = {name: spread(total(getattr(blocks, name)).astype(np.int64), 0)
+        states = {name: placed(total(getattr(blocks, name)).astype(np.int64), fill=0)
                   for name in ("distinct_states", "visited_states")}  # fmt: skip
         return BoundsTable(
-            **sums, **errors, **states, num_tokens=spread(lengths, 0), effective_draws=spread(smallest, np.nan),
-            comparators={name: spread(total(values), np.nan) for name, values in blocks.comparators.items()},
+            **sums, **errors, **states, num_tokens=placed(lengths, fill=0), effective_draws=placed(smallest),
+            comparators={name: placed(total(values)) for name, values in blocks.comparators.items()},
             status=status, messages=messages, signature=signature, blocks=blocks,
-            block_offsets=offsets_of(spread(np.bincount(text_of, minlength=len(rows)), 0)),
+            block_offsets=offsets_of(placed(np.bincount(text_of, minlength=len(rows)), fill=0)),
         )  # fmt: skip
 
     @staticmethod

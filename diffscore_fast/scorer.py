@@ -12,7 +12,7 @@ import numpy as np
 
 from diffscore_fast.arguments import checked_column, checked_seed
 from diffscore_fast.engine.profile import stage
-from diffscore_fast.engine.ragged import offsets_of
+from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Estimator
 from diffscore_fast.engine.windows import Attention, Sequences
@@ -48,7 +48,7 @@ ATTENTIONS = {"full": ("full",), "prefix": ("prefix",), "corrected": ("prefix", 
 TOKENS_AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
     """How rows are scored. Field by field as the keyword arguments of `DiffScorer.score`."""
 
@@ -229,16 +229,19 @@ class DiffScorer(ScoringModel):
         UnsupportedPatternError
             If the model was not trained with that attention.
         """
-        design = MaskDesign(draws, mask_ratios, masking, levels, replicates, coupling)
+        design = MaskDesign(
+            draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
+        )
         weights = None if level_weights is None else tuple(float(weight) for weight in level_weights)
         name = attention or self.spec.default_pattern
         reconstruction = ReconstructionConfig(
-            estimator, design, weights, length_normalised, target_stderr, max_draws,
-            default_full_draws(name, design, full_draws),
+            estimator, design, weights, length_normalised=length_normalised, target_stderr=target_stderr,
+            max_draws=max_draws, full_draws=default_full_draws(name, design, full_draws),
         )  # fmt: skip
         config = ScoreConfig(
-            direction, reconstruction, alpha, seed, name, overlength, token_scores, find_template(template),
-            None if references is None else aggregate, mask_words, tagger,
+            direction=direction, reconstruction=reconstruction, alpha=alpha, seed=seed, attention=name,
+            overlength=overlength, token_scores=token_scores, template=find_template(template),
+            aggregate=None if references is None else aggregate, mask_words=mask_words, tagger=tagger,
         )  # fmt: skip
         self.check_patterns(config)
         sources = _checked_columns(config, sources, references, candidates)
@@ -303,15 +306,15 @@ class DiffScorer(ScoringModel):
             if config.token_scores:
                 tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
         return ScoreTable(
-            scores=_spread(result.scores, scored, count),
-            stderr=_spread(result.stderr, scored, count),
-            num_tokens=_spread(num_tokens, scored, count, fill=0),
-            num_draws=_spread(result.num_draws, scored, count, fill=0),
-            full_draws=_spread(result.full_draws, scored, count, fill=0),
+            scores=spread(result.scores, scored, count),
+            stderr=spread(result.stderr, scored, count),
+            num_tokens=spread(num_tokens, scored, count, fill=0),
+            num_draws=spread(result.num_draws, scored, count, fill=0),
+            full_draws=spread(result.full_draws, scored, count, fill=0),
             status=status,
             messages=rows.messages,
             truncated_tokens=rows.truncated,
-            profile=_spread(result.profile, scored, count),
+            profile=spread(result.profile, scored, count),
             profile_ratios=design.level_ratios,
             kind=config.kind,
             signature=self.signature(config),
@@ -377,13 +380,6 @@ def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candida
     if len(sources) != len(candidates):
         raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; they are paired one to one")
     return sources
-
-
-def _spread(values: np.ndarray, rows: list[int], count: int, fill: float = np.nan) -> np.ndarray:
-    """Values of the scored rows among all rows."""
-    out = np.full((count, *values.shape[1:]), fill, dtype=values.dtype)
-    out[rows] = values
-    return out
 
 
 def _token_scores(config: ScoreConfig, result: ReconstructionResult, targets: list[Encoded], rows: list[int],

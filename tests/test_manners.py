@@ -165,6 +165,17 @@ def test_the_progress_callback_may_score(prefix_folder):
     assert len(inner) >= 2 and len(set(inner)) == 1
 
 
+def test_the_progress_callback_of_bounds_may_bound():
+    bounds = LikelihoodBounds("mini", block_size=4, token_budget=64)
+    expected, inner = bounds.exact(["The cat sat on the mat."]).exact, []
+
+    def progress(tokens):
+        inner.append(bounds.exact(["It rained."]).exact[0])
+
+    np.testing.assert_allclose(bounds.exact(["The cat sat on the mat."], progress=progress).exact, expected, atol=1e-5)
+    assert len(inner) >= 2 and len(set(inner)) == 1
+
+
 def test_scoring_prints_and_logs_nothing(folder, capfd, caplog):
     with caplog.at_level(logging.DEBUG, logger="diffscore_fast"):
         DiffScorer(folder).score(["secret words", None], ["other secret words", "x"], draws=2)

@@ -19,7 +19,7 @@ from diffscore_fast.results import SCORED, BoundsTable
 RESAMPLES = 400
 TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
           "visited_states")  # fmt: skip
-EXACT_BY_DEFAULT = 8  # block size up to which the lattice is cheaper than sampling
+EXACT_BY_DEFAULT = 8  # largest block size whose lattice costs about as much as sampled orders (255 states a block)
 
 
 def run_bound(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -35,9 +35,11 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     generation = make_generation("any-order" if steps is None else "parallel", steps,
                                  parse_numbers("--step-probabilities", options["step_probabilities"]))  # fmt: skip
     config = BoundsConfig(
-        method == "exact", generation, options["orders"], options["surrogate_orders"], options["surrogate"],
-        not options["plain"], options["folds"], options["order_design"], options["seed"], options["autoregressive"],
-        options["comparators"], options["force"],
+        exact=method == "exact", generation=generation, orders=options["orders"],
+        surrogate_orders=options["surrogate_orders"], surrogate=options["surrogate"],
+        cross_fitted=not options["plain"], folds=options["folds"], design=options["order_design"],
+        seed=options["seed"], autoregressive=options["autoregressive"], comparators=options["comparators"],
+        forced=options["force"],
     )  # fmt: skip
     memory = None if options["memory"] is None else parse_size(options["memory"])
     z = options["z"]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast.calibration import calibrate
+from diffscore_fast.cli.rows import check_column
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import RowReader, open_reader
 from diffscore_fast.results import InvalidRecord
@@ -58,7 +59,7 @@ def _sample(reader: RowReader, columns: tuple[str, str], count: int, seed: int) 
         place = len(kept) if len(kept) < count else generator.randrange(seen)
         if place < count:
             kept[place : place + 1] = [row]
-    for column in columns:
-        if present and column not in present:
-            raise InputError(f"{reader.path} has no field {column!r}; it has: {', '.join(present)}")
+    for option, column in zip(("--source-column", "--candidate-column"), columns, strict=True):
+        if present:
+            check_column(reader.path, present, column, option)
     return kept

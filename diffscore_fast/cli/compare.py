@@ -13,6 +13,7 @@ from rich.text import Text
 
 from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
 from diffscore_fast.analysis.heatmap import printable
+from diffscore_fast.cli.rows import check_column
 from diffscore_fast.cli.score import context_column, make_config
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
@@ -115,8 +116,8 @@ def _read(path: str, columns: list[tuple[str, str]], context: tuple[str, str] | 
     if records and not present:
         raise InputError(f"{path} has no row that can be read: {records[0].problem or 'no fields'}")
     for option, column in columns if context is None else [context, *columns]:
-        if present and column not in present:
-            raise InputError(f"{path} has no field {column!r}; it has: {', '.join(present)}. Name one with {option}")
+        if present:
+            check_column(path, present, column, option)
     return records
 
 

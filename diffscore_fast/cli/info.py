@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from itertools import takewhile
 
 import torch
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.table import Table
 from diffscore_fast import ops
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
 from diffscore_fast.backbones.spec import WholeBackbone
-from diffscore_fast.ops.extension import brgemm_unavailable
+from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set
 from diffscore_fast.version import __version__
 
 PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow", "transformers")
@@ -34,7 +35,10 @@ def print_info(model: str | None = None) -> None:
             table.add_row(package, metadata.version(package))
         except metadata.PackageNotFoundError:
             table.add_row(package, "not installed")
-    table.add_row("processor", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads")
+    processor = [torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"]
+    if (loops := instruction_set()) is not None:
+        processor.append(f"C++ kernels: {loops} loops")
+    table.add_row("processor", ", ".join(processor))
     devices = [torch.device("cpu")]
     for index in range(torch.cuda.device_count()):
         devices.append(torch.device("cuda", index))
@@ -55,13 +59,9 @@ def print_info(model: str | None = None) -> None:
             reason = brgemm_unavailable(torch.bfloat16)
             table.add_row("bfloat16 logits on cpu", "by brgemm" if reason is None else f"made in float32: {reason}")
         for operation in ops.OPERATIONS:
-            chosen = operation.resolve(device)
-            passed_over = []
-            for item in operation.implementations.values():
-                if item is chosen:
-                    break
-                passed_over.append(f"{item.name}: {item.unavailable(device)}")
-            table.add_row(f"{operation.name} on {device}", "; ".join([chosen.name, *passed_over]))
+            preferred = takewhile(lambda item: item[1] is not None, operation.reasons(device).items())
+            passed_over = [f"{name}: {reason}" for name, reason in preferred]
+            table.add_row(f"{operation.name} on {device}", "; ".join([operation.resolve(device).name, *passed_over]))
     Console().print(table)
 
 

@@ -138,8 +138,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @file_and_model
 @click.option("--block-size", default=8, show_default=True, help="L', tokens a block.")
 @click.option("--method", type=click.Choice(["auto", "exact", "estimate"]), default="auto", show_default=True,
-              help="auto: exact up to block size 8, where it is cheaper than sampling, unless an option "
-              "of sampling is given.")  # fmt: skip
+              help="auto: exact up to block size 8, unless an option of sampling is given.")  # fmt: skip
 @click.option("--steps", type=int, help="Parallel generation in that many steps; any-order if not given.")
 @click.option("--step-probabilities", help="Comma-separated chances of a token's step; uniform if not given.")
 @click.option("--orders", default=32, show_default=True, help="K, sampled orders.")

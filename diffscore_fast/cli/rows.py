@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -196,11 +196,7 @@ class FileRun:
                 raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
         if present:
             for option, column in columns.items():
-                if column not in present:
-                    known = ", ".join(present)
-                    raise InputError(
-                        f"{self._reader.path} has no field {column!r}; it has: {known}. Name one with {option}"
-                    )
+                check_column(self._reader.path, present, column, option)
             taken = sorted(self._added & set(present))
             if taken:
                 raise InputError(
@@ -208,6 +204,12 @@ class FileRun:
                     "such as --output-prefix diffscore_"
                 )
         return chain(head, records), present
+
+
+def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:
+    """Raise `InputError` where a file lacks a field that an option names."""
+    if column not in present:
+        raise InputError(f"{path} has no field {column!r}; it has: {', '.join(present)}. Name one with {option}")
 
 
 def number(value: float) -> float | None:

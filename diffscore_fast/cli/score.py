@@ -163,8 +163,10 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
 
 def make_config(options: dict[str, Any]) -> ScoreConfig:
     """The configuration that the options of `score` spell."""
-    design = MaskDesign(options["draws"], options["mask_ratios"], options["masking"], options["levels"],
-                        options["replicates"], options["coupling"])  # fmt: skip
+    design = MaskDesign(
+        options["draws"], ratios=options["mask_ratios"], masking=options["masking"], levels=options["levels"],
+        replicates=options["replicates"], coupling=options["coupling"],
+    )  # fmt: skip
     weights = parse_numbers("--level-weights", options["level_weights"])
     attention = options["attention"] or "prefix"
     reconstruction = ReconstructionConfig(
@@ -176,10 +178,11 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
     )
     return ScoreConfig(
-        options["direction"], reconstruction, options["alpha"], options["seed"], attention, options["overlength"],
-        options["tokens"] or options["heatmap"] is not None, find_template(options["template"]),
-        None if options["references_column"] is None else options["aggregate"], options["mask_words"],
-        options["tagger"],
+        direction=options["direction"], reconstruction=reconstruction, alpha=options["alpha"], seed=options["seed"],
+        attention=attention, overlength=options["overlength"],
+        token_scores=options["tokens"] or options["heatmap"] is not None, template=find_template(options["template"]),
+        aggregate=None if options["references_column"] is None else options["aggregate"],
+        mask_words=options["mask_words"], tagger=options["tagger"],
     )  # fmt: skip
 
 

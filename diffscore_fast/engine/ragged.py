@@ -30,6 +30,13 @@ def take_segments(offsets: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.repeat(offsets[:-1][chosen], lengths) + places_in(lengths)
 
 
+def spread(values: np.ndarray, rows: np.ndarray | list[int], count: int, fill: float = np.nan) -> np.ndarray:
+    """[count, ...]: `values` at `rows`, `fill` elsewhere."""
+    out = np.full((count, *values.shape[1:]), fill, dtype=values.dtype)
+    out[rows] = values
+    return out
+
+
 def runs_within(sizes: np.ndarray, budget: int) -> list[tuple[int, int]]:
     """Half-open runs of consecutive items filled up to a budget; an item that is larger is a run of its own."""
     ends = np.cumsum(sizes)

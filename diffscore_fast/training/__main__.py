@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import torch
 
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.load import load_model
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 HELD_OUT = 0.005  # share of the articles, the last ones of the corpus, that training never reads
@@ -93,7 +93,7 @@ def curve(run: Path, out: Path) -> None:
 @main.command()
 @run_option
 @click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
-@click.option("--out", type=A_PATH, default=EMBEDDED_MODELS["mini"], help="Model folder; default: the embedded model.")
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
 @click.option("--sequences", default=48, show_default=True, help="Held-out sequences to compare before and after on.")
 @click.option("--threads", default=2, show_default=True, help="Threads for torch.")
 def export(run: Path, corpus: Path, out: Path, sequences: int, threads: int) -> None:
@@ -102,7 +102,7 @@ def export(run: Path, corpus: Path, out: Path, sequences: int, threads: int) -> 
     from diffscore_fast.training.export import export_checkpoint
 
     torch.set_num_threads(threads)
-    checksum = export_checkpoint(run, load_corpus(corpus).split(HELD_OUT)[1], out, sequences=sequences)
+    checksum = export_checkpoint(run, *load_corpus(corpus).split(HELD_OUT), out, sequences=sequences)
     click.echo(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.1f} MB, SHA-256 {checksum}", err=True)
 
 

@@ -21,7 +21,7 @@ LARGEST_CHANGE = 0.01  # nats a token that rounding to 8 bits may cost
 CARD = Path(__file__).parent / "model_card.md"
 
 
-def export_checkpoint(run: Path, held_out: Corpus, out: Path, *, sequences: int,
+def export_checkpoint(run: Path, train: Corpus, held_out: Corpus, out: Path, *, sequences: int,
                       largest_change: float = LARGEST_CHANGE) -> str:  # fmt: skip
     """Write config.json, model.safetensors, tokenizer.json and MODEL_CARD.md to `out`; returns the checksum.
 
@@ -51,6 +51,8 @@ def export_checkpoint(run: Path, held_out: Corpus, out: Path, *, sequences: int,
             head_steps=settings[0]["schedule"]["head_steps"], horizon=AVERAGE_HORIZON, steps=f"{progress['step']:,}",
             tokens=f"{progress['tokens'] / 1e6:.2f}", hours=f"{progress['seconds'] / 3600:.1f}",
             settings="\n".join(json.dumps(part) for part in settings),
+            articles=f"{held_out.last - train.first:,}", held_out=held_out.last - held_out.first,
+            processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             sequences=sequences, losses=loss_table(after, before),
         )  # fmt: skip
         (fresh / "MODEL_CARD.md").write_text(card, encoding="utf-8")

@@ -61,7 +61,7 @@ def test_a_class_does_not_depend_on_neighbours_and_rows_without_it_say_so(mini):
 
 
 def test_a_source_that_is_cut_is_tagged_as_far_as_it_is_read(mini):
-    config = ScoreConfig("reverse", mask_words="entities", tagger=MODEL, overlength="truncate-source")
+    config = ScoreConfig(direction="reverse", mask_words="entities", tagger=MODEL, overlength="truncate-source")
     pattern = PatternSpec(41, restart_positions=True)
     rows = mini._rows.tokenise([("Paris " + "word " * 50 + "London", "x")], config, [(pattern, 40)])
     assert rows.status == ["truncated_source"]
