@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -24,9 +25,18 @@ def checked_seed(value: Any) -> int:
     return seed
 
 
-def checked_column(name: str, column: Any) -> None:
-    """Refuse what is not an ordered collection of texts."""
+def real_number(name: str, value: Any) -> float:
+    """A float, or anything that counts as one (numpy's, an int); raises `InputError` for others."""
+    if isinstance(value, Real) or getattr(value, "shape", None) == ():
+        return float(value)
+    raise InputError(f"{name} must be a number, not {value!r}")
+
+
+def checked_column(name: str, column: Any) -> list[Any]:
+    """The texts of an ordered collection, by position; refuses anything else."""
     if isinstance(column, str | bytes):
         raise InputError(f"{name} is one string; give a list of texts, [text] for a single one")
-    if isinstance(column, dict) or not hasattr(column, "__len__") or not hasattr(column, "__getitem__"):
+    sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__") and getattr(column, "ndim", 1) == 1
+    if isinstance(column, dict) or not sequence:
         raise InputError(f"{name} must be a sequence of texts, not {type(column).__name__}")
+    return list(column)  # a pandas Series is indexed by its labels

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, checked_seed, whole_number
+from diffscore_fast.arguments import checked_column, checked_seed, real_number, whole_number
+from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators import evidence
 from diffscore_fast.estimators.orders import Generation, OrderDesign
-from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
+from diffscore_fast.estimators.trajectories import Blocks, Lattice, OrderResult, SampledOrders, cut_blocks
 from diffscore_fast.model import ScoringModel, portions, token_estimate
 from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
 from diffscore_fast.text.checks import check_text
@@ -155,7 +156,8 @@ class LikelihoodBounds(ScoringModel):
             K and M.
         surrogate : {"self", "single", "autoregressive"} or callable
             psi: the mean of M other orders, one order, the same network at block size 1, or a function from token
-            arrays to the log-probability of every token (an autoregressive model with the same tokenizer).
+            arrays to the log-probability of every token (an autoregressive model with the same tokenizer). Signatures
+            call the function by its attribute `name`, or by where a module defines it; it must have one of the two.
         cross_fitted : bool
             With surrogate "self": use all K + M draws for both bounds, each fold against the mean of the others.
             False plays M draws against K, as in the paper.
@@ -222,8 +224,7 @@ class LikelihoodBounds(ScoringModel):
             yield self._bound_batch(portion, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
-        checked_column("texts", texts)
-        tables = list(self.bound_batches(texts, config, progress))
+        tables = list(self.bound_batches(checked_column("texts", texts), config, progress))
         return BoundsTable.join(tables) if tables else self._bound_batch([], config, progress)
 
     def _bound_batch(self, texts: list[Any], config: BoundsConfig,
@@ -245,19 +246,20 @@ class LikelihoodBounds(ScoringModel):
                 kept.append(row)
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
         blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
-        values = self._evaluate(config, sequences, blocks, ids, progress)
+        keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
+        values = self._evaluate(config, sequences, blocks, ids, keys, progress)
         return BoundsTable.from_blocks(values, blocks.sequence, kept, status, messages, sequences.target_lengths,
-                                       self.signature(config))  # fmt: skip
+                                       keys, self.signature(config))  # fmt: skip
 
     def _evaluate(self, config: BoundsConfig, sequences: Sequences, blocks: Blocks, ids: list[np.ndarray],
-                  progress: Callable[[int], None] | None) -> BlockBounds:  # fmt: skip
+                  keys: np.ndarray, progress: Callable[[int], None] | None) -> BlockBounds:  # fmt: skip
         attention = Attention("block", self.block_size)
         count = len(blocks.lengths)
         unknown = np.full(count, np.nan)
         known = dict(start=blocks.start, num_tokens=blocks.lengths)
         autoregressive = unknown
         if (config.autoregressive or config.surrogate == "autoregressive") and count:
-            autoregressive = _per_block(self._autoregressive(sequences, progress), sequences, blocks)
+            autoregressive = _per_block(self._autoregressive(sequences, progress), blocks)
         if config.exact:
             lattice = Lattice(blocks, config.generation)
             exact = self._runner.evaluate(lattice, sequences, attention, progress) if count else unknown
@@ -267,9 +269,13 @@ class LikelihoodBounds(ScoringModel):
                 autoregressive=autoregressive, effective_draws=unknown, distinct_states=lattice.num_states,
                 visited_states=lattice.num_states, comparators={},
             )  # fmt: skip
-        keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
-        estimator = SampledOrders(blocks, keys, config.generation, config.draws, config.design)
-        result = self._runner.evaluate(estimator, sequences, attention, progress)
+        # Planning holds some numbers for each token of each draw: with many draws, a text goes part by part.
+        parts = []
+        for first, last in runs_within(config.draws * blocks.lengths, self._runner.plan_tokens):
+            part = Blocks(blocks.sequence[first:last], blocks.start[first:last], blocks.stop[first:last])
+            estimator = SampledOrders(part, keys, config.generation, config.draws, config.design)
+            parts.append(self._runner.evaluate(estimator, sequences, attention, progress))
+        result = OrderResult.join(parts, config.draws)
         paired = config.design == "antithetic"
         log_p = evidence.pair_means(result.log_p) if paired else result.log_p
         split = config.num_surrogate // 2 if paired else config.num_surrogate
@@ -283,7 +289,7 @@ class LikelihoodBounds(ScoringModel):
             lower = evidence.log_mean_exp(log_p)
             psi = autoregressive
             if callable(config.surrogate):
-                psi = _per_block(_called(config.surrogate, ids), sequences, blocks)
+                psi = _per_block(_called(config.surrogate, ids), blocks)
             upper = evidence.tangent_upper(log_p, psi)
         comparators = {}
         if config.comparators:
@@ -309,10 +315,7 @@ class LikelihoodBounds(ScoringModel):
         """What bounds under this configuration depend on beside the text."""
         generation = config.generation
         named = config.surrogate
-        if callable(named):
-            surrogate = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__name__)}"
-        else:
-            surrogate = named
+        surrogate = _surrogate_name(named) if callable(named) else named
         return BoundsSignature(
             **self._identity, block_size=self.block_size,
             generation="any-order" if generation.steps is None else "parallel", steps=generation.steps,
@@ -325,13 +328,35 @@ class LikelihoodBounds(ScoringModel):
         )  # fmt: skip
 
 
+def _surrogate_name(surrogate: Callable[..., Any]) -> str:
+    """What a signature calls a user's function: its attribute `name`, or where a module defines it.
+
+    Raises
+    ------
+    InputError
+        For what has neither: two lambdas, or two objects of one class, would pass for one surrogate.
+    """
+    if isinstance(name := getattr(surrogate, "name", None), str):
+        return name
+    qualified = getattr(surrogate, "__qualname__", "<object>")
+    if "<" in qualified:
+        raise InputError(
+            "the surrogate is a lambda, a local function or an object, which a signature cannot tell from another; "
+            "give it an attribute `name` that says what it computes, or define it at the top of a module"
+        )
+    return f"{surrogate.__module__}.{qualified}"
+
+
 def make_generation(name: str, steps: int | None, step_probabilities: Sequence[float] | None) -> Generation:
     """A `Generation` from the words of the public calls."""
     if name not in ("any-order", "parallel"):
         raise InputError(f"generation {name!r} is unknown; use any-order or parallel")
     if (steps is None) != (name == "any-order"):
         raise InputError("steps belong to parallel generation, which needs them")
-    return Generation(steps, None if step_probabilities is None else tuple(step_probabilities))
+    chances = step_probabilities
+    if chances is not None:
+        chances = tuple(real_number("a step probability", item) for item in chances)
+    return Generation(steps, chances)
 
 
 def check_lattice(block_size: int, forced: bool) -> None:
@@ -357,8 +382,6 @@ def _called(surrogate: Callable[[list[np.ndarray]], list[np.ndarray]], ids: list
     return flat
 
 
-def _per_block(per_token: np.ndarray, sequences: Sequences, blocks: Blocks) -> np.ndarray:
-    """Sums over the tokens of each block."""
-    running = np.concatenate([[0.0], np.cumsum(per_token, dtype=np.float64)])
-    first = sequences.target_offsets[:-1][blocks.sequence]
-    return running[first + blocks.stop] - running[first + blocks.start]
+def _per_block(per_token: np.ndarray, blocks: Blocks) -> np.ndarray:
+    """Sums over the tokens of each block, each by itself; the blocks of all texts tile their tokens."""
+    return np.bincount(segment_ids(blocks.lengths), weights=per_token, minlength=len(blocks.lengths))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
+from diffscore_fast.arguments import checked_column
 from diffscore_fast.scorer import DiffScorer
 
 PREFIX_LENGTH_BINS = 4
@@ -52,6 +53,7 @@ def calibrate(scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[s
     UnsupportedPatternError
         If the model has only one of the patterns.
     """
+    sources, candidates = checked_column("sources", sources), checked_column("candidates", candidates)
     prefix, full = (
         scorer.score(sources, candidates, draws=draws, seed=seed, coupling="independent", attention=name)
         for name in ("prefix", "full")

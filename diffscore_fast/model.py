@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from diffscore_fast import ops
+from diffscore_fast.arguments import checked_column, whole_number
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import MemoryPlan, divide_memory
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention
-from diffscore_fast.errors import CheckpointError
+from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.process import is_forked
 from diffscore_fast.results import OK
 from diffscore_fast.text.checks import check_text
@@ -62,11 +63,13 @@ class ScoringModel:
             "dtype": dtype, "memory": memory, "token_budget": token_budget, "cache_bytes": cache_bytes,
             "implementation": implementation,
         }  # fmt: skip
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
         if is_forked():
             torch.set_num_threads(1)
         loaded = load_model(model, device=device, dtype=dtype)
         backbone = loaded.backbone
-        plan = MemoryPlan() if memory is None else divide_memory(memory, backbone)
+        plan = MemoryPlan() if memory is None else divide_memory(whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
         attention = attention or Attention(self.spec.default_pattern)
         self.spec.pattern(attention.name, attention.block_size)
@@ -91,6 +94,7 @@ class ScoringModel:
 
     def count_tokens(self, texts: Sequence[Any]) -> np.ndarray:
         """Number of tokens int64 [n] of each text, control tokens apart; 0 for what is not text."""
+        texts = checked_column("texts", texts)
         counts = np.zeros(len(texts), dtype=np.int64)
         rows = [row for row, text in enumerate(texts) if check_text("text", text)[0] == OK]
         counts[rows] = [len(item.ids) for item in self._tokenizer.encode([texts[row] for row in rows])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,14 +20,14 @@ AGGREGATES = ("max", "mean")
 def expand(rows: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], np.ndarray]:
     """(references, candidate) rows as (reference, candidate) pairs; row i owns pairs offsets[i] .. offsets[i + 1].
 
-    What is no list is one reference, whatever it is; an empty list is one that is missing.
+    See `listed`.
     """
-    lists = [_listed(references) for references, _ in rows]
+    lists = [listed(references) for references, _ in rows]
     pairs = [(item, row[1]) for row, items in zip(rows, lists, strict=True) for item in items]
     return pairs, offsets_of(np.array([len(items) for items in lists], dtype=np.int64))
 
 
-def aggregate(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarray, how: Aggregate) -> ScoreTable:
+def aggregate(table: ScoreTable, offsets: np.ndarray, how: Aggregate) -> ScoreTable:
     """One row for the pairs of each row.
 
     A reference that cannot be scored is left out; the row's status is then "skipped_reference", or, where none is left,
@@ -44,23 +45,23 @@ def aggregate(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.n
     if how == "max":
         out = replace(out, reference=np.where(scored[best], best - offsets[:-1], -1))
     else:
-        out = _mean(table, pairs, offsets, scored, out)
+        out = _mean(table, offsets, scored, out)
     states, messages = list(out.status), list(out.messages)
     for row, (start, stop) in enumerate(_slices(offsets)):
         left_out = [pair for pair in range(start, stop) if not scored[pair]]
-        if 0 < len(left_out) < stop - start:
-            states[row] = SKIPPED_REFERENCE
-            messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in left_out)
-        elif not left_out:
-            # What the score does not show must: a reference that was cut before it was averaged, or passed over.
-            cut = [pair for pair in range(start, stop) if table.status[pair] == TRUNCATED_SOURCE]
-            if cut:
-                states[row] = TRUNCATED_SOURCE
-                messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in cut)
+        if len(left_out) == stop - start:
+            continue
+        # What the score does not show must: references left out, or cut before they were averaged or passed over.
+        cut = [pair for pair in range(start, stop) if table.status[pair] == TRUNCATED_SOURCE]
+        if left_out or cut:
+            states[row] = SKIPPED_REFERENCE if left_out else TRUNCATED_SOURCE
+            noted = sorted([*left_out, *cut])
+            messages[row] = "; ".join(f"reference {pair - start}: {table.messages[pair]}" for pair in noted)
     return replace(out, status=states, messages=messages)
 
 
-def _listed(references: Any) -> list[Any]:
+def listed(references: Any) -> list[Any]:
+    """A row's references. What is no list is one reference; an empty list is one that is missing."""
     if isinstance(references, list | tuple | np.ndarray):
         return list(references) or [None]
     return [references]
@@ -70,8 +71,7 @@ def _slices(offsets: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
-def _mean(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarray, scored: np.ndarray,
-          first: ScoreTable) -> ScoreTable:  # fmt: skip
+def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: ScoreTable) -> ScoreTable:
     """The mean over the scored pairs of each row; the rest is that of `first`, one pair a row."""
     owner, count = segment_ids(np.diff(offsets))[scored], len(offsets) - 1
     used = np.bincount(owner, minlength=count)
@@ -93,12 +93,11 @@ def _mean(table: ScoreTable, pairs: Sequence[tuple[Any, Any]], offsets: np.ndarr
     stderr = mean(table.stderr)
     if table.signature.direction == "reverse":
         for row, (start, stop) in enumerate(_slices(offsets)):
-            by_text: dict[str, float] = {}  # equal references have equal masks, and so equal errors
-            for pair in range(start, stop):
-                if scored[pair]:
-                    text = pairs[pair][0]
-                    by_text[text] = by_text.get(text, 0.0) + float(table.stderr[pair])
-            stderr[row] = np.sqrt(sum(error**2 for error in by_text.values())) / used[row] if used[row] else np.nan
+            # References of equal tokens have equal masks, and so equal scores with equal errors.
+            alike = Counter((float(table.scores[pair]), float(table.stderr[pair]))
+                            for pair in range(start, stop) if scored[pair])  # fmt: skip
+            variance = sum((count * error) ** 2 for (_, error), count in alike.items())
+            stderr[row] = np.sqrt(variance) / used[row] if used[row] else np.nan
     return replace(
         first, scores=mean(table.scores), stderr=stderr, profile=mean(table.profile),
         num_tokens=total(table.num_tokens), truncated_tokens=total(table.truncated_tokens),

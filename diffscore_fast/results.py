@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diffscore_fast.engine.ragged import offsets_of, spread, take_segments
+from diffscore_fast.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -222,8 +223,18 @@ class ScoreTable:
         return np.where(self.num_tokens > 0, self.scores * self.num_tokens, np.nan)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> ScoreTable:
-        """The chosen rows, in the order chosen."""
-        chosen = np.asarray(rows, dtype=np.int64)
+        """The chosen rows, in the order chosen: by number, or by a bool a row as numpy selects.
+
+        Raises
+        ------
+        InputError
+            If `rows` are neither.
+        """
+        chosen = np.asarray(rows) if len(rows) else np.zeros(0, np.int64)
+        if chosen.dtype == bool and chosen.shape == (len(self),):
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise InputError(f"rows must be numbers of rows, or {len(self)} bools, one a row")
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         for name in ("status", "messages"):
             columns[name] = [getattr(self, name)[row] for row in chosen]
@@ -303,6 +314,8 @@ class BoundsTable:
         Smallest effective sample size among the text's blocks.
     distinct_states, visited_states : int64
         States of its blocks (equal texts count each), and evaluations without sharing.
+    keys : uint64
+        Random key of the text's orders: texts of equal keys have equal estimates, and equal errors. 0 without bounds.
     comparators : dict of str to float64
         Biased estimates by name, nats a text.
     status, messages : list of str
@@ -322,6 +335,7 @@ class BoundsTable:
     effective_draws: np.ndarray
     distinct_states: np.ndarray
     visited_states: np.ndarray
+    keys: np.ndarray
     comparators: dict[str, np.ndarray]
     status: list[str]
     messages: list[str]
@@ -339,7 +353,7 @@ class BoundsTable:
 
     def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
         """[lower - z se, upper + z se] per text, in nats."""
-        return self.lower - z * self.stderr_lower, self.upper + z * self.stderr_upper
+        return _widened(self.lower, self.stderr_lower, -z), _widened(self.upper, self.stderr_upper, z)
 
     def perplexity_interval(self, z: float = 3.0) -> tuple[float, float]:
         """Token-weighted perplexity of all texts with bounds: [exp(-(upper + z se) / n), exp(-(lower - z se) / n)]."""
@@ -348,15 +362,15 @@ class BoundsTable:
         if tokens == 0:
             return np.nan, np.nan
         edges = []
-        for value, stderr, sign in ((self.upper, self.stderr_upper, 1), (self.lower, self.stderr_lower, -1)):
-            total = value[kept].sum() + sign * z * np.sqrt((stderr[kept] ** 2).sum())
+        for value, stderr, widths in ((self.upper, self.stderr_upper, z), (self.lower, self.stderr_lower, -z)):
+            total = _widened(value[kept].sum(), corpus_error(stderr[kept], self.keys[kept]), widths)
             edges.append(float(np.exp(-total / tokens)))
         return edges[0], edges[1]
 
     @staticmethod
     def from_blocks(blocks: BlockBounds, text_of: np.ndarray, kept: list[int], status: list[str], messages: list[str],
-                    lengths: np.ndarray, signature: BoundsSignature) -> BoundsTable:  # fmt: skip
-        """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows that have bounds; `lengths` are theirs."""
+                    lengths: np.ndarray, keys: np.ndarray, signature: BoundsSignature) -> BoundsTable:  # fmt: skip
+        """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows with bounds; `lengths` and `keys` are theirs."""
         count, rows = len(status), np.array(kept, dtype=np.int64)
         placed = partial(spread, rows=rows, count=count)
 
@@ -371,7 +385,8 @@ class BoundsTable:
         states = {name: placed(total(getattr(blocks, name)).astype(np.int64), fill=0)
                   for name in ("distinct_states", "visited_states")}  # fmt: skip
         return BoundsTable(
-            **sums, **errors, **states, num_tokens=placed(lengths, fill=0), effective_draws=placed(smallest),
+            **sums, **errors, **states, num_tokens=placed(lengths, fill=0), keys=placed(keys, fill=0),
+            effective_draws=placed(smallest),
             comparators={name: placed(total(values)) for name, values in blocks.comparators.items()},
             status=status, messages=messages, signature=signature, blocks=blocks,
             block_offsets=offsets_of(placed(np.bincount(text_of, minlength=len(rows)), fill=0)),
@@ -399,3 +414,14 @@ class BoundsTable:
             name: np.concatenate([part.comparators[name] for part in parts]) for name in parts[0].comparators
         }
         return replace(tables[0], **columns, blocks=BlockBounds(**blocks))  # type: ignore[arg-type]
+
+
+def corpus_error(stderr: np.ndarray, keys: np.ndarray) -> float:
+    """Standard error of a sum over texts: errors of equal keys are one error several times, others independent."""
+    _, group = np.unique(keys, return_inverse=True)
+    return float(np.sqrt((np.bincount(group.ravel(), weights=stderr) ** 2).sum()))
+
+
+def _widened(value: Any, stderr: Any, widths: float) -> Any:
+    """value + widths stderr; an infinite value has no error to add."""
+    return np.where(np.isinf(value), value, value + widths * stderr)

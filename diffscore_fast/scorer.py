@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, checked_seed
+from diffscore_fast.arguments import checked_column, checked_seed, real_number
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
@@ -78,6 +78,7 @@ class ScoreConfig:
             raise InputError("marginal reads no references; use another direction")
         if self.aggregate == "mean" and self.direction == "reverse" and self.token_scores:
             raise InputError("the mean over references scores no single text in reverse; for token scores use max")
+        object.__setattr__(self, "alpha", real_number("alpha", self.alpha))
         if not 0.0 <= self.alpha <= 1.0:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha}")
         if (self.attention == "corrected") != (self.reconstruction.full_draws is not None):
@@ -232,7 +233,9 @@ class DiffScorer(ScoringModel):
         design = MaskDesign(
             draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
         )
-        weights = None if level_weights is None else tuple(float(weight) for weight in level_weights)
+        weights = None
+        if level_weights is not None:
+            weights = tuple(real_number("a level weight", weight) for weight in level_weights)
         name = attention or self.spec.default_pattern
         reconstruction = ReconstructionConfig(
             estimator, design, weights, length_normalised=length_normalised, target_stderr=target_stderr,
@@ -275,7 +278,7 @@ class DiffScorer(ScoringModel):
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
         if config.aggregate is not None:
             pairs, offsets = expand(rows)
-            return aggregate(self._score_pairs(pairs, config, progress), pairs, offsets, config.aggregate)
+            return aggregate(self._score_pairs(pairs, config, progress), offsets, config.aggregate)
         return self._score_pairs(rows, config, progress)
 
     @cached_property
@@ -363,16 +366,16 @@ class DiffScorer(ScoringModel):
 
 def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
     """Validate the columns; returns the sources or references, filled in where the direction reads none."""
-    checked_column("candidates", candidates)
+    candidates = checked_column("candidates", candidates)
     if references is not None:
         if sources is not None:
             raise InputError("references stand in the source's place; give one of the two, and None for sources")
-        checked_column("references", references)
+        references = checked_column("references", references)
         if len(references) != len(candidates):
             raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
         return references
     if sources is not None:
-        checked_column("sources", sources)
+        sources = checked_column("sources", sources)
     if sources is None:
         if config.needs_source:
             raise InputError(f"direction {config.direction!r} reads sources; give one a candidate")

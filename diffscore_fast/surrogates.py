@@ -29,7 +29,8 @@ class NetworkSurrogate(ScoringModel):
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, attention=Attention("block", 1), **options)
-        self.__qualname__ = f"NetworkSurrogate({self._identity['weights']})"
+        del self._arguments["attention"]
+        self.name = f"NetworkSurrogate({self._identity['weights']})"
 
     def __call__(self, ids: list[np.ndarray]) -> list[np.ndarray]:
         """Log-probability of every token given those before it; one float64 array a text."""
@@ -37,6 +38,9 @@ class NetworkSurrogate(ScoringModel):
             raise InputError(
                 f"surrogate {self.spec.name!r} has {self.spec.vocab_size} tokens, fewer than the texts use"
             )
+        longest, room = max(len(item) for item in ids), self._room("block", 1)
+        if longest > room:
+            raise InputError(f"surrogate {self.spec.name!r} takes {room} tokens, a text has {longest}")
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
         singles = cut_blocks(sequences.target_lengths, 1, self.spec.start_id is not None)
         log_p = self._runner.evaluate(Lattice(singles, Generation()), sequences, Attention("block", 1))
@@ -58,7 +62,7 @@ class CausalSurrogate:
 
     def __init__(self, model: Any, start_id: int, name: str) -> None:
         self._model, self._start_id = model.eval(), start_id
-        self.__qualname__ = f"CausalSurrogate({name})"
+        self.name = f"CausalSurrogate({name})"
 
     @torch.inference_mode()
     def __call__(self, ids: list[np.ndarray]) -> list[np.ndarray]:

@@ -84,12 +84,16 @@ def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
     def answers(texts: list[np.ndarray]) -> list[np.ndarray]:
         return np.split(single, np.cumsum([len(ids) for ids in texts])[:-1])
 
+    with pytest.raises(InputError, match="attribute `name`"):
+        bounds.estimate(TEXTS, surrogate=answers)
+    answers.name = "my answers"
     table = bounds.estimate([*TEXTS, "", None], surrogate=answers)
     np.testing.assert_allclose(table.upper[:3], own.upper, rtol=1e-4)
-    assert table.signature.surrogate.endswith("answers") and table.status[3:] == ["empty_text", "missing"]
+    assert table.signature.surrogate == "my answers" and table.status[3:] == ["empty_text", "missing"]
     assert bounds.estimate(["", None], surrogate=answers).status == ["empty_text", "missing"]
     for wrong in (lambda texts: [np.zeros(len(ids) + 1) for ids in texts], lambda texts: [],
                   lambda texts: [np.full(len(ids), np.nan) for ids in texts]):  # fmt: skip
+        wrong.name = "wrong"
         with pytest.raises(InputError, match="surrogate"):
             bounds.estimate(TEXTS, surrogate=wrong)
 
@@ -157,3 +161,41 @@ def test_wrong_use_is_refused(bounds):
                     dict(surrogate="single", folds=7)):  # fmt: skip
         with pytest.raises(InputError):
             bounds.estimate(TEXTS, **options)
+
+
+def test_a_surrogate_that_rules_a_text_out_leaves_the_others_alone(bounds):
+    """psi = 0 has no tangent: the upper bound is +inf, there and nowhere else."""
+
+    def surrogate(texts: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.where(ids == ids[0], -np.inf if len(ids) > 9 else -4.0, -4.0) for ids in texts]
+
+    surrogate.name = "test"
+    alone = bounds.estimate(TEXTS[1:], surrogate=surrogate)
+    together = bounds.estimate(TEXTS, surrogate=surrogate)
+    assert together.upper[0] == np.inf and together.interval()[1][0] == np.inf
+    assert together.upper[1:].tolist() == alone.upper.tolist()
+    assert together.perplexity_interval()[0] == 0.0 < together.perplexity_interval()[1] < np.inf
+
+
+def test_equal_texts_have_one_error_several_times(bounds):
+    """Their orders are the same, so averaging over copies takes no noise away."""
+    options = dict(orders=8, surrogate_orders=8)
+    one, many = bounds.estimate(TEXTS[:1], **options), bounds.estimate(TEXTS[:1] * 50, **options)
+    assert many.perplexity_interval() == pytest.approx(one.perplexity_interval())
+    # Different texts are independent: errors add in quadrature, and the interval is narrower than the sum of widths.
+    both = bounds.estimate(TEXTS[:2], **options)
+    assert both.keys[0] != both.keys[1]
+    error = np.sqrt((both.stderr_lower**2).sum())
+    expected = np.exp(-(both.lower.sum() - 3 * error) / both.num_tokens.sum())
+    assert both.perplexity_interval()[1] == pytest.approx(expected)
+
+
+def test_a_text_with_many_draws_is_evaluated_in_parts(bounds, monkeypatch):
+    """Planning a text holds numbers for each token of each draw; a small plan cuts it between blocks."""
+    text, options = [" ".join(TEXTS) * 2], dict(orders=64, surrogate_orders=64)
+    whole = bounds.estimate(text, **options)
+    monkeypatch.setattr(bounds._runner, "plan_tokens", 1024)
+    parts = bounds.estimate(text, **options)
+    assert parts.lower.tolist() == pytest.approx(whole.lower.tolist(), rel=1e-6)
+    assert parts.upper.tolist() == pytest.approx(whole.upper.tolist(), rel=1e-6)
+    assert parts.distinct_states.tolist() == whole.distinct_states.tolist()

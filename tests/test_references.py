@@ -123,15 +123,17 @@ def test_portions_cut_between_rows_not_references(mini, monkeypatch):
     [
         ("reverse", ["r", "s"], 0.25),  # sqrt(0.3^2 + 0.4^2) / 2: masks of their own
         ("reverse", ["r", "r"], 0.35),  # one text, one set of masks: the errors move together
+        ("reverse", ["r", " r"], 0.35),  # texts of equal tokens as well
         ("conditional", ["r", "s"], 0.35),
     ],
 )
 def test_the_error_of_a_mean_counts_the_masks_that_are_shared(mini, direction, texts, expected):
     table = mini.score(texts, ["c", "c"], direction=direction, **FEW)
-    table = replace(table, stderr=np.array([0.3, 0.4]))
-    pairs, offsets = expand([(texts, "c")])
-    assert aggregate(table, pairs, offsets, "mean").stderr.tolist() == pytest.approx([expected])
-    best = aggregate(table, pairs, offsets, "max")
+    errors = [0.35, 0.35] if texts[0] == texts[1].strip() else [0.3, 0.4]  # equal tokens have equal errors
+    table = replace(table, stderr=np.array(errors))
+    _, offsets = expand([(texts, "c")])
+    assert aggregate(table, offsets, "mean").stderr.tolist() == pytest.approx([expected])
+    best = aggregate(table, offsets, "max")
     assert best.stderr.tolist() == [table.stderr[table.scores.argmax()]]
 
 
@@ -165,3 +167,12 @@ def test_the_best_of_lower_bounds_is_no_lower_bound(mini):
 def test_wrong_use_is_refused(mini, sources, references, options, message):
     with pytest.raises(InputError, match=message):
         mini.score(sources, ["c"], references=references, **options)
+
+
+def test_a_cut_is_told_beside_a_reference_that_was_skipped(mini):
+    long = "word " * 3000
+    table = mini.score(None, ["A dog ran."], references=[[None, long, "A dog ran home."]], aggregate="max",
+                       overlength="truncate-source", **FEW)  # fmt: skip
+    assert table.status == ["skipped_reference"]
+    assert "reference 0: the reference is missing" in table.messages[0]
+    assert "reference 1: the last " in table.messages[0] and "were cut" in table.messages[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from diffscore_fast import DiffScorer, scorer
+from diffscore_fast.calibration import calibrate
 from diffscore_fast.errors import InputError, UnsupportedPatternError
 
 SOURCES = [
@@ -306,3 +308,53 @@ def test_signatures_tell_every_choice_apart(mini):
     seen = {str(mini.score([], [], **{**base, **item}).signature) for item in variants}
     assert len(seen) == len(variants)
     assert all(f"weights:{mini._identity['weights']}" in item for item in seen)
+
+
+def test_rows_are_taken_by_number_or_by_a_bool_each(mini):
+    table = mini.score(["a", "b", "c"], ["A cat sat.", "It rained.", "Rain"], draws=2)
+    assert table.take([2, 0]).scores.tolist() == table.scores[[2, 0]].tolist()
+    chosen = table.scores > np.median(table.scores)
+    assert table.take(chosen).scores.tolist() == table.scores[chosen].tolist()
+    assert len(table.take([])) == 0
+    for wrong in ([True], [0.5], [[0], [1]]):
+        with pytest.raises(InputError, match="numbers of rows, or 3 bools"):
+            table.take(wrong)
+
+
+def test_series_are_read_by_position(mini):
+    texts, index = ["one two three", "one", "one two"], [2, 0, 1]
+    series = pandas.Series(texts, index=index)
+    assert mini.count_tokens(series).tolist() == mini.count_tokens(texts).tolist()
+    expected = calibrate(mini, texts, texts, draws=2)
+    assert calibrate(mini, series, series, draws=2) == expected
+    with pytest.raises(InputError, match="sequence of texts, not DataFrame"):
+        mini.score(None, pandas.DataFrame({"a": texts}), direction="marginal")
+
+
+def test_signatures_of_numpy_numbers_are_plain(mini):
+    options = dict(direction="bidirectional", alpha=np.float32(0.25), target_stderr=np.float64(0.5), draws=np.int64(4))
+    table = mini.score(["a"], ["A cat sat."], **options)
+    assert json.loads(json.dumps(table.signature.to_dict()))["alpha"] == 0.25
+
+
+@pytest.mark.parametrize(
+    "options", [dict(alpha="0.5"), dict(target_stderr="0.1"), dict(template=3), dict(level_weights=[None] * 9)]
+)
+def test_values_of_another_type_are_refused_by_name(mini, options):
+    with pytest.raises(InputError):
+        mini.score(["a"], ["b"], **options)
+
+
+def test_models_refuse_options_of_another_type():
+    with pytest.raises(InputError, match="memory must be a whole number, not '1G'"):
+        DiffScorer("mini", memory="1G")
+    with pytest.raises(InputError, match="dtype must be a torch.dtype"):
+        DiffScorer("mini", dtype="float32")
+
+
+def test_a_direction_of_weight_zero_leaves_the_other_as_it_is(mini):
+    options = dict(mask_ratios="uniform", draws=6)
+    one = mini.score(["The cat sat on the mat."], ["A cat sat."], **options)
+    both = mini.score(["The cat sat on the mat."], ["A cat sat."], direction="bidirectional", alpha=1.0, **options)
+    np.testing.assert_allclose(both.scores, one.scores)
+    np.testing.assert_allclose(both.profile, one.profile)

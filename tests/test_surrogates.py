@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -34,4 +36,12 @@ def test_a_causal_model_of_transformers_gives_its_own_log_probs():
     found = surrogate(ids)
     loss = network(input_ids=torch.tensor([[2, 5, 6, 7]]), labels=torch.tensor([[2, 5, 6, 7]])).loss
     assert found[0].mean() == pytest.approx(-loss.item(), abs=1e-5)
-    assert [len(item) for item in found] == [3, 1] and surrogate.__qualname__ == "CausalSurrogate(tiny)"
+    assert [len(item) for item in found] == [3, 1] and surrogate.name == "CausalSurrogate(tiny)"
+
+
+def test_a_network_surrogate_is_pickled_and_refuses_texts_beyond_its_positions():
+    surrogate = pickle.loads(pickle.dumps(NetworkSurrogate("mini")))
+    ids = [np.array([5, 6, 7], np.int32)]
+    np.testing.assert_array_equal(surrogate(ids)[0], NetworkSurrogate("mini")(ids)[0])
+    with pytest.raises(InputError, match="takes 2047 tokens, a text has 2048"):
+        surrogate([np.full(2048, 5, np.int32)])

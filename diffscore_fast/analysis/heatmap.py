@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from diffscore_fast.arguments import checked_column
 from diffscore_fast.errors import InputError
 from diffscore_fast.results import SCORED, ScoreTable
 
@@ -59,11 +60,12 @@ def heatmap_html(texts: Sequence[str | None], table: ScoreTable, *, most_rows: i
     InputError
         If the table has no token scores, or another number of rows.
     """
+    texts = _checked(texts, table)
     colours, edges = _scale(table)
     styles = "\n".join(f".s{step} {{ background: {colour} }}" for step, colour in enumerate(colours))
     legend = " ".join(f'<span class="s{step}">{html.escape(label)}</span>' for step, label in enumerate(_labels(edges)))
     rows = []
-    for row in range(min(most_rows, _checked(texts, table))):
+    for row in range(min(most_rows, len(texts))):
         rows.append(f"<h2>{html.escape(_heading(table, row))}</h2>")
         pieces = []
         for piece, value in _pieces(texts[row], table, row):
@@ -83,10 +85,11 @@ def heatmap_html(texts: Sequence[str | None], table: ScoreTable, *, most_rows: i
 def heatmap_terminal(texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = TERMINAL_ROWS,
                      rows_in_all: int | None = None) -> Group:  # fmt: skip
     """The same for a terminal, to be printed by rich. Parameters and errors as for `heatmap_html`."""
+    texts = _checked(texts, table)
     colours, edges = _scale(table)
     lines = [Text.assemble(_unit(table), ": ", *((f" {label} ", f"#000000 on {colour}") for label, colour
                                                   in zip(_labels(edges), colours, strict=True)))]  # fmt: skip
-    for row in range(min(most_rows, _checked(texts, table))):
+    for row in range(min(most_rows, len(texts))):
         lines.append(Text(_heading(table, row), style="bold"))
         line = Text()
         for piece, value in _pieces(texts[row], table, row):
@@ -97,12 +100,13 @@ def heatmap_terminal(texts: Sequence[str | None], table: ScoreTable, *, most_row
     return Group(*lines, Text(_extent(table, most_rows, rows_in_all)))
 
 
-def _checked(texts: Sequence[str | None], table: ScoreTable) -> int:
+def _checked(texts: Sequence[str | None], table: ScoreTable) -> list[str | None]:
+    texts = checked_column("texts", texts)
     if table.tokens is None:
         raise InputError("the table has no token scores; score with token_scores=True")
     if len(texts) != len(table):
         raise InputError(f"{len(texts)} texts but {len(table)} rows")
-    return len(table)
+    return texts
 
 
 def _scale(table: ScoreTable) -> tuple[tuple[str, ...], tuple[float, ...]]:

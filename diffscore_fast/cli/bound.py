@@ -14,7 +14,7 @@ from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.results import SCORED, BoundsTable
+from diffscore_fast.results import SCORED, BoundsTable, corpus_error
 
 RESAMPLES = 400
 TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
@@ -90,11 +90,13 @@ class _Totals:
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in TOTALS}
+        self._keys = array("Q")
         self._unreliable = 0
 
     def add(self, table: BoundsTable, row: int) -> None:
         for name, column in self._columns.items():
             column.append(getattr(table, name)[row])
+        self._keys.append(int(table.keys[row]))
         self._unreliable += bool(table.unreliable[row])
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
@@ -108,8 +110,9 @@ class _Totals:
         def perplexity(value: float) -> str:
             return f"{np.exp(-value / total):.3f}"
 
-        low = perplexity(upper.sum() + z * np.sqrt((error_upper**2).sum()))
-        high = perplexity(lower.sum() - z * np.sqrt((error_lower**2).sum()))
+        keys = np.array(self._keys)
+        low = perplexity(upper.sum() + z * corpus_error(error_upper, keys))
+        high = perplexity(lower.sum() - z * corpus_error(error_lower, keys))
         lines = [("tokens", f"{int(total):,}")]
         if config.exact:
             lines.append(("perplexity", perplexity(lower.sum())))

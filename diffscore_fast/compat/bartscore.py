@@ -88,8 +88,8 @@ class BARTScorer:
         """
         if agg not in ("mean", "max"):
             raise InputError(f"agg {agg!r} is unknown; use mean, max")
-        for targets in tgts:
-            checked_column("each row of tgts", targets)
+        srcs = checked_column("srcs", srcs)
+        tgts = [checked_column("each row of tgts", targets) for targets in checked_column("tgts", tgts)]
         if len(srcs) != len(tgts):
             raise InputError(f"{len(srcs)} sources but {len(tgts)} rows of targets; they are paired one to one")
         counts = [len(targets) for targets in tgts]

@@ -11,6 +11,7 @@ from torch import Tensor
 from diffscore_fast.arguments import checked_column
 from diffscore_fast.compat.rows import default_device, scores_or_nan
 from diffscore_fast.errors import InputError
+from diffscore_fast.references import listed
 from diffscore_fast.scorer import DiffScorer
 
 Scores = tuple[Tensor, Tensor, Tensor]
@@ -71,11 +72,10 @@ def score(
             raise InputError(f"{name} has no counterpart here: scores are log-probabilities, not cosine similarities")
     if model_type is None and lang not in (None, "en"):
         raise InputError(f"lang {lang!r}: the embedded model reads English; name another with model_type")
-    checked_column("cands", cands)
-    checked_column("refs", refs)
+    cands, refs = checked_column("cands", cands), checked_column("refs", refs)
     if len(cands) != len(refs):
         raise InputError(f"{len(cands)} candidates but {len(refs)} references; they are paired one to one")
-    groups: list[Sequence[str]] = [[item] if isinstance(item, str) or item is None else item for item in refs]
+    groups: list[Sequence[str]] = [listed(item) for item in refs]
     scorer = DiffScorer(model_type or "mini", device=device or default_device())
     repeated = [candidate for candidate, group in zip(cands, groups, strict=True) for _ in group]
     flat = [reference for group in groups for reference in group]

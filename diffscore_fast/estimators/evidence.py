@@ -46,20 +46,24 @@ def tangent_upper(log_p: np.ndarray, log_psi: np.ndarray, psi_draws: np.ndarray 
     log_psi : float64 [B]
         Surrogate.
     psi_draws : float64 [B, M], optional
-        The draws that psi is the mean of; their part of the standard error is added.
+        The draws that psi is the mean of; their part of the standard error is added. A single one shows no spread:
+        the error is then that given psi, and so is the bound, which holds for every psi.
+
+    Returns
+    -------
+    Estimate
+        +inf where psi is 0, since no tangent exists there.
     """
     draws = log_p.shape[1]
     log_ratio = logsumexp(log_p, axis=1) - np.log(draws) - log_psi
     ratio = _exp(log_ratio)
-    value = log_psi + ratio - 1.0
+    with np.errstate(invalid="ignore"):
+        value = np.where(np.isneginf(log_psi), np.inf, log_psi + ratio - 1.0)
     weights = _relative(log_p, log_psi)  # p_k / psi: the value moves by 1 for each unit of their mean
     variance = _linear_error(weights, np.full(draws, 1 / draws)) ** 2
-    if psi_draws is not None:
-        count = psi_draws.shape[1]
-        # d value / d psi = (1 - p_hat / psi) / psi
-        slope = np.abs(1.0 - ratio)[:, None] * np.full((1, count), 1 / count)
-        own = _linear_error(_relative(psi_draws, log_psi), slope) ** 2 if count > 1 else 0.0
-        variance = variance + own
+    if psi_draws is not None and psi_draws.shape[1] > 1:
+        slope = np.abs(1.0 - ratio)[:, None] / psi_draws.shape[1]  # d value / d psi = (1 - p_hat / psi) / psi
+        variance = variance + _linear_error(_relative(psi_draws, log_psi), slope) ** 2
     return Estimate(value, np.sqrt(variance))
 
 
@@ -157,9 +161,13 @@ def _exp(values: np.ndarray) -> np.ndarray:
 
 
 def _linear_error(values: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """Standard error of sum_k slopes_k values_k for independent values of one distribution; NaN for a single one."""
+    """Standard error of sum_k slopes_k values_k for independent values of one distribution.
+
+    NaN for a single one, and where one is infinite.
+    """
     draws = values.shape[1]
     if draws < 2:
         return np.full(len(values), np.nan)
-    centred = values - values.mean(axis=1, keepdims=True)
-    return np.sqrt(draws / (draws - 1) * ((slopes * centred) ** 2).sum(axis=1))
+    with np.errstate(invalid="ignore"):
+        centred = values - values.mean(axis=1, keepdims=True)
+        return np.sqrt(draws / (draws - 1) * ((slopes * centred) ** 2).sum(axis=1))

@@ -59,10 +59,12 @@ def _parallel(log_p: np.ndarray, steps: int) -> np.ndarray:
         for_all = table[:-1, subset, None, :] + products[None, 1:, :]
         table[1:, supersets[1:]] = np.logaddexp(table[1:, supersets[1:]], for_all)
     order = np.arange(length + 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        choose = np.where(order <= steps, gammaln(steps + 1.0) - gammaln(order + 1.0)
-                          - gammaln(np.maximum(steps - order, 0) + 1.0), -np.inf)  # fmt: skip
-    return np.logaddexp.reduce(table[:, -1] + choose[:, None], axis=0) - length * np.log(steps)
+    # log C(T, m) - m log T = sum over i < m of log(1 - i / T), less log m!: nothing cancels, however large T is.
+    with np.errstate(divide="ignore"):
+        falling = np.log(np.maximum(1.0 - np.arange(length) / steps, 0.0))
+    choose = np.concatenate([[0.0], np.cumsum(falling)]) - gammaln(order + 1.0)
+    powers = (order - length) * np.log(steps)
+    return np.logaddexp.reduce(table[:, -1] + (choose + powers)[:, None], axis=0)
 
 
 def _scheduled(log_p: np.ndarray, chances: np.ndarray) -> np.ndarray:

@@ -96,6 +96,7 @@ def draw_steps(keys: np.ndarray, tokens: np.ndarray, valid: np.ndarray, draws: i
 
 def visible_before(steps: np.ndarray) -> np.ndarray:
     """For each token of each draw, the set of tokens of earlier steps, as bits: int64, the shape of `steps`."""
-    powers = np.int64(1) << np.arange(steps.shape[-1], dtype=np.int64)
-    earlier = steps[..., None, :] < steps[..., :, None]
-    return (earlier * powers).sum(axis=-1)
+    visible = np.zeros_like(steps)
+    for place in range(steps.shape[-1]):  # token by token: all pairs at once take L times the memory
+        visible |= (steps[..., place, None] < steps).astype(np.int64) << place
+    return visible

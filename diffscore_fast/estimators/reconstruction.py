@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import whole_number
+from diffscore_fast.arguments import real_number, whole_number
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
@@ -77,6 +77,7 @@ class ReconstructionConfig:
         design = self.design
         object.__setattr__(self, "max_draws", whole_number("max draws", self.max_draws))
         if self.target_stderr is not None:
+            object.__setattr__(self, "target_stderr", real_number("target stderr", self.target_stderr))
             if not (np.isfinite(self.target_stderr) and self.target_stderr > 0):
                 raise InputError(f"the target standard error must be a positive number, not {self.target_stderr}")
             if self.max_draws < 2 * design.draws_per_replicate:
@@ -320,7 +321,8 @@ class MaskedReconstruction:
     def _sum_in_row(self, values: np.ndarray) -> np.ndarray:
         """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""
         out = np.zeros((int(self._row_of.max(initial=-1)) + 1, values.shape[1]))
-        np.add.at(out, self._row_of, self._coefficient[:, None] * values)
+        coefficient = self._coefficient[:, None]
+        np.add.at(out, self._row_of, np.where(coefficient == 0, 0.0, coefficient * values))  # 0 NaN is 0 here
         return out
 
     def _most_in_row(self, values: np.ndarray) -> np.ndarray:

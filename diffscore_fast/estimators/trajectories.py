@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -57,6 +57,13 @@ class OrderResult:
     log_p: np.ndarray
     distinct_states: np.ndarray
     visited_states: np.ndarray
+
+    @staticmethod
+    def join(parts: list[OrderResult], draws: int) -> OrderResult:
+        """Results of consecutive blocks as one; of none, with `draws` columns."""
+        none = OrderResult(np.zeros((0, draws)), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        names = [item.name for item in fields(OrderResult)]
+        return OrderResult(*(np.concatenate([getattr(part, name) for part in (none, *parts)]) for name in names))
 
 
 class SampledOrders:

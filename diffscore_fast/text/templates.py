@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from diffscore_fast.errors import InputError
+from diffscore_fast.results import OK
+from diffscore_fast.text.checks import check_text
 
 SOURCE, CANDIDATE = "{source}", "{candidate}"
 
@@ -44,6 +46,9 @@ class Template:
     reverse: str
 
     def __post_init__(self) -> None:
+        for text in (self.forward, self.reverse):
+            if check_text("template", text)[0] != OK:
+                raise InputError(f"template {self.name!r}: {check_text('template', text)[1]}")
         self.frame("conditional")
         self.frame("reverse")
 
@@ -103,6 +108,8 @@ def find_template(template: str | Path | Template) -> Template:
     """
     if isinstance(template, Template):
         return template
+    if not isinstance(template, str | Path):
+        raise InputError(f"the template must be a Template, a name or a file, not {template!r}")
     if str(template) in TEMPLATES:
         return TEMPLATES[str(template)]
     path = Path(template)

@@ -130,3 +130,11 @@ def test_bertscore_takes_the_best_of_several_references(folder):
 def test_bertscore_options_without_a_counterpart_are_refused(option):
     with pytest.raises(InputError):
         bertscore.score(TARGETS, SOURCES, **option)
+
+
+def test_bare_strings_and_missing_references(scorer, folder):
+    with pytest.raises(InputError, match="srcs is one string"):
+        scorer.multi_ref_score("ab", [["a b"], ["c d"]])
+    with pytest.warns(UserWarning, match="1 missing"):
+        precision, _, _ = bertscore.score(["A cat sat.", "A cat sat."], ["A cat.", float("nan")], model_type=folder)
+    assert precision.isnan().tolist() == [False, True]

@@ -149,3 +149,16 @@ def test_cubo_and_tvo_against_their_exact_expectations():
     assert exact < evidence.cubo(values)[0] < evidence.cubo(values, 4.0)[0]
     fine = evidence.tvo_upper(values, np.arange(1, 2001) / 2000)[0]
     assert exact < fine < exact + 1e-3 < evidence.tvo_upper(values, np.array([0.5, 1.0]))[0]
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_the_error_of_the_tangent_bound_covers_its_surrogate(count):
+    generator = np.random.default_rng(0)
+    log_p = generator.normal(0.0, 0.3, size=(20_000, 16 + count))
+    psi = log_p[:, 16:]
+    found = evidence.tangent_upper(log_p[:, :16], evidence.log_mean_exp(psi).value, psi)
+    assert np.sqrt(np.mean(found.stderr**2)) == pytest.approx(found.value.std(), rel=0.15)
+
+
+def test_a_surrogate_of_probability_zero_bounds_nothing():
+    assert evidence.tangent_upper(np.array([[-1.0, -2.0]]), np.array([-np.inf])).value.tolist() == [np.inf]

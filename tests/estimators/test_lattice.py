@@ -69,6 +69,14 @@ def test_many_steps_tend_to_any_order_and_one_step_is_independent_prediction():
     np.testing.assert_allclose(exact_log_likelihood(values, Generation(1)), values[:, 0].sum(1), atol=1e-12)
 
 
+def test_the_number_of_steps_may_be_huge():
+    """By the limit: with T = 10^15 no two tokens share a step, to 14 digits."""
+    log_p = np.log(np.random.default_rng(1).uniform(0.01, 1.0, size=(3, 16, 4)))
+    limit = exact_log_likelihood(log_p, Generation())
+    np.testing.assert_allclose(exact_log_likelihood(log_p, Generation(10**15)), limit, rtol=1e-12)
+    np.testing.assert_allclose(exact_log_likelihood(log_p, Generation(10**6)), limit, rtol=1e-4)
+
+
 def test_blocks_hold_the_start_token_and_keep_short_tails():
     blocks = cut_blocks(np.array([10, 1, 3]), 4, has_start=True)
     assert list(zip(blocks.sequence, blocks.start, blocks.stop, strict=True)) == [

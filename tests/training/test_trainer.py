@@ -105,10 +105,11 @@ def test_export_is_the_averaged_checkpoint_in_eight_bits(trainer, tmp_path, corp
     run = trainer("run")
     run.run(steps=6)
     folder = tmp_path / "exported"
+    arguments = tmp_path / "run", run.sampler.corpus, run.held_out, folder
     with pytest.raises(CheckpointError, match="in 8 bits"):  # random weights of this scale do not take rounding
-        export_checkpoint(tmp_path / "run", run.sampler.corpus, run.held_out, folder, sequences=8, largest_change=1e-6)
+        export_checkpoint(*arguments, sequences=8, largest_change=1e-6)
     assert not folder.exists()
-    checksum = export_checkpoint(tmp_path / "run", run.sampler.corpus, run.held_out, folder, sequences=8, largest_change=1.0)
+    checksum = export_checkpoint(*arguments, sequences=8, largest_change=1.0)
     card = (folder / "MODEL_CARD.md").read_text()
     assert checksum in card
     assert "$" not in card
