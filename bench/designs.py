@@ -7,21 +7,15 @@ and design to bench/results/designs.csv, so that an interrupted run keeps what i
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 import numpy as np
-import torch
 
 from bench.judgement_sets import read_rows
-from bench.timing import append_rows, machine
+from bench.records import RESULTS, append_rows, embedded_weights
 from diffscore_fast import DiffScorer
-from diffscore_fast.version import __version__
 
-RESULTS = Path(__file__).parent / "results" / "designs.csv"
-COLUMNS = ("date", "set", "row", "tokens", "source_tokens", "design", "passes", "seeds", "mean", "sd", "weights",
-           "dtype", "machine", "torch", "version")  # fmt: skip
 SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "SFRES": "d2t_sfres", "WMT lt-en": "wmt_lt_en"}
 DESIGNS = {
     "grid, K = 20": {"draws": 20, "coupling": "independent"},
@@ -38,7 +32,7 @@ DESIGNS = {
 @click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
 def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:
     """Measure, append to designs.csv, and print the root mean square over rows beside the published grid's."""
-    scorer = DiffScorer("mini")
+    scorer, weights = DiffScorer("mini"), embedded_weights()
     chosen = {name: sample(scorer, data / f"{file}.jsonl.gz", rows, least_tokens, most_tokens)
               for name, file in SETS.items()}  # fmt: skip
     variances: dict[tuple[str, str], list[float]] = {}
@@ -52,12 +46,12 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                           for seed in range(seeds)]  # fmt: skip
                 scores = np.array([table.scores[0] for table in tables])
                 variances.setdefault((name, design), []).append(scores.var(ddof=1))
-                signature = tables[0].signature
-                append_rows(RESULTS, COLUMNS, [[
-                    time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.count_tokens([source])[0],
-                    design, tables[0].num_draws[0], seeds, f"{scores.mean():.5f}", f"{scores.std(ddof=1):.5f}",
-                    signature.weights, signature.dtype, machine(), torch.__version__, __version__,
-                ]])  # fmt: skip
+                append_rows(RESULTS / "designs.csv", [{
+                    "set": name, "row": row, "tokens": tables[0].num_tokens[0],
+                    "source_tokens": scorer.count_tokens([source])[0], "design": design,
+                    "passes": tables[0].num_draws[0], "seeds": seeds, "mean": f"{scores.mean():.5f}",
+                    "sd": f"{scores.std(ddof=1):.5f}", "weights_sha256": weights, "dtype": tables[0].signature.dtype,
+                }])  # fmt: skip
     published = next(iter(DESIGNS))
     for name in SETS:
         for design in DESIGNS:

@@ -9,6 +9,7 @@ them (`masked_logprob`, `bfloat16`); `--small` runs tiny shapes and writes nothi
 from __future__ import annotations
 
 import functools
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 from bench.kernel_cases import Case, all_cases
-from bench.timing import machine, record
+from bench.records import RESULTS, append_rows, machine
+from bench.timing import spread
 
 
 @functools.lru_cache(maxsize=1)  # one case's tensors at a time
@@ -70,10 +72,20 @@ def main(words: list[str]) -> int:
         if case.title in collector.seconds:
             seconds = collector.seconds[case.title]
             if not small:
-                record(case.kernel, case.shape, case.dtype, seconds)
+                record(case, seconds)
             with torch.no_grad():
                 case.report(seconds)
     return int(code)
+
+
+def record(case: Case, seconds: dict[str, list[float]]) -> None:
+    """Append a row a rival to kernels.csv."""
+    append_rows(RESULTS / "kernels.csv", [
+        {"kernel": case.kernel, "implementation": name, "shape": case.shape,
+         "dtype": str(case.dtype).removeprefix("torch."), "median_s": f"{statistics.median(values):.6f}",
+         "spread_s": f"{spread(values):.6f}", "rounds": len(values)}
+        for name, values in seconds.items()
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +28,12 @@ from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.gptscore import GptScore
 from bench.peers.naive import Naive, in_transformers
 from bench.peers.pll import PseudoLogLikelihood
-from bench.timing import machine, matrix_rate, spread, timed_with_peak
+from bench.records import RESULTS, append_record, embedded_weights
+from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.cli.score import run_score
 from diffscore_fast.scorer import ATTENTIONS
-from diffscore_fast.version import __version__
 
-RESULTS = Path(__file__).parent / "results"
 # Data set: file, rows that are scored (whole groups of one source first), and rows whose operations are counted.
 SETS = {"SummEval": ("sum_summeval", 16, 64), "REALSumm": ("sum_realsumm", 8, 50), "SFRES": ("d2t_sfres", 40, 200),
         "WMT lt-en": ("wmt_lt_en", 40, 100)}  # fmt: skip
@@ -113,7 +110,7 @@ class Throughput:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._scorer = DiffScorer("mini")
+        self._scorer, self._weights = DiffScorer("mini"), embedded_weights()
         self._backbone = self._scorer._runner.backbone
         self._shape = BertShape.of(self._backbone)  # type: ignore[arg-type]
         self._console = Console(width=150)
@@ -170,7 +167,7 @@ class Throughput:
 
     def scaling(self) -> None:
         """Seconds over rows, K, source length and candidate length."""
-        scaling.measure(self._scorer, self._words(), self._options.rounds, RESULTS)
+        scaling.measure(self._scorer, self._weights, self._words(), self._options.rounds, RESULTS)
 
     def memory(self) -> None:
         """Peak memory over the number of rows, with a tiny model."""
@@ -306,13 +303,10 @@ class Throughput:
         return " ".join(self._load(self._options.sets[0], 16).sources).split()
 
     def _record(self, section: str, name: str, **found: Any) -> None:
-        about = {"date": time.strftime("%Y-%m-%d"), "section": section, "data": name, **found,
-                 "dtype": str(self._backbone.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
-                 "load": round(os.getloadavg()[0], 1), "machine": machine(), "torch": torch.__version__,
-                 "transformers": transformers.__version__, "version": __version__}  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        with (RESULTS / "throughput.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_without_nan(about)) + "\n")
+        append_record(
+            RESULTS / "throughput.jsonl", section=section, data=name, **found, weights_sha256=self._weights,
+            dtype=str(self._backbone.dtype).removeprefix("torch."), transformers=transformers.__version__,
+        )  # fmt: skip
 
 
 def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
@@ -329,10 +323,6 @@ def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
 
 def _by_ids(score: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray]) -> Callable[[Rows], np.ndarray]:
     return lambda rows: score(rows.source_ids, rows.candidate_ids)
-
-
-def _without_nan(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in found.items()}
 
 
 def command_options(arguments: list[str]) -> dict[str, Any]:
