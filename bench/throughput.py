@@ -22,7 +22,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from bench import peak_memory, scaling
+from bench import scaling
 from bench.operations import BertShape, count_work, naive_operations, torch_operations
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.gptscore import GptScore
@@ -39,7 +39,7 @@ SETS = {"SummEval": ("sum_summeval", 16, 64), "REALSumm": ("sum_realsumm", 8, 50
         "WMT lt-en": ("wmt_lt_en", 40, 100)}  # fmt: skip
 PAPER = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
 LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
-SECTIONS = ("operations", "peers", "directions", "account", "scaling", "memory")
+SECTIONS = ("operations", "peers", "directions", "account", "scaling")
 NAIVE_BATCH, PLL_BATCH = 4, 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -91,8 +91,7 @@ class Rival:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the judgement sets")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[s for s in SECTIONS if s != "memory"],
-                        help="sections to run; 'memory' (a million rows) is not among the default ones")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--rows", type=int, help="rows of each set, in place of the defaults")
     parser.add_argument("--rounds", type=int, default=3)
@@ -168,11 +167,6 @@ class Throughput:
     def scaling(self) -> None:
         """Seconds over rows, K, source length and candidate length."""
         scaling.measure(self._scorer, self._weights, self._words(), self._options.rounds, RESULTS)
-
-    def memory(self) -> None:
-        """Peak memory over the number of rows, with a tiny model."""
-        for record in peak_memory.measure():
-            self._record("memory", "generated", **record)
 
     def _rivals(self) -> dict[str, Rival]:
         dtype, spec = self._backbone.dtype, self._scorer.spec
