@@ -16,7 +16,7 @@ from bench.judgement_sets import read_rows
 from bench.records import RESULTS, append_rows, embedded_weights
 from diffscore_fast import DiffScorer
 
-SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "SFRES": "d2t_sfres", "WMT lt-en": "wmt_lt_en"}
+SETS = ("SummEval", "REALSumm", "SFRES", "WMT lt-en")
 DESIGNS = {
     "grid, K = 20": {"draws": 20, "coupling": "independent"},
     "balanced, 2 replicates": {"draws": 8},
@@ -33,8 +33,7 @@ DESIGNS = {
 def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:
     """Measure, append to designs.csv, and print the root mean square over rows beside the published grid's."""
     scorer, weights = DiffScorer("mini"), embedded_weights()
-    chosen = {name: sample(scorer, data / f"{file}.jsonl.gz", rows, least_tokens, most_tokens)
-              for name, file in SETS.items()}  # fmt: skip
+    chosen = {name: sample(scorer, read_rows(data, name), rows, least_tokens, most_tokens) for name in SETS}
     variances: dict[tuple[str, str], list[float]] = {}
     for row in range(rows):
         for name in SETS:
@@ -60,9 +59,8 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                   f"{len(variances[name, design])} rows")  # fmt: skip
 
 
-def sample(scorer: DiffScorer, path: Path, rows: int, least: int, most: int) -> list[tuple[str, str]]:
+def sample(scorer: DiffScorer, records: list[dict], rows: int, least: int, most: int) -> list[tuple[str, str]]:
     """(source, candidate) pairs whose candidates have a suitable length, in random order; of pairs, the better text."""
-    records = read_rows(path)
     found: list[tuple[str, str]] = []
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]

@@ -7,7 +7,6 @@ turn, so that ratios are of seconds a candidate token. Where two rivals define t
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import scaling
+from bench.judgement_sets import read_rows
 from bench.operations import BertShape, count_work, naive_operations, torch_operations
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.gptscore import GptScore
@@ -34,9 +34,8 @@ from diffscore_fast import DiffScorer
 from diffscore_fast.cli.score import run_score
 from diffscore_fast.scorer import ATTENTIONS
 
-# Data set: file, rows that are scored (whole groups of one source first), and rows whose operations are counted.
-SETS = {"SummEval": ("sum_summeval", 16, 64), "REALSumm": ("sum_realsumm", 8, 50), "SFRES": ("d2t_sfres", 40, 200),
-        "WMT lt-en": ("wmt_lt_en", 40, 100)}  # fmt: skip
+# Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
+SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}
 PAPER = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
 LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
 SECTIONS = ("operations", "peers", "directions", "account", "scaling")
@@ -92,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the judgement sets")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rows", type=int, help="rows of each set, in place of the defaults")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turn-seconds", type=float, default=6.0, help="of a dear rival's turn")
@@ -120,7 +119,7 @@ class Throughput:
         for column in ("", "rows", "naive", "full", "prefix", "prefix, K = 5", "reverse", "pmi"):
             table.add_column(column, justify="left" if not column else "right")
         for name in self._options.sets:
-            rows = self._load(name, SETS[name][2])
+            rows = self._load(name, SIZES[name][1])
             count, naive = len(rows.sources), self._naive_work(rows)[0]
             cells = [name, f"{count}", f"{naive / count / 1e9:.1f}"]
             for options in (
@@ -137,7 +136,7 @@ class Throughput:
         """Every rival on every data set, under the paper's settings."""
         rivals = self._rivals()
         for name in self._options.sets:
-            self._compare("peers", name, rivals, self._load(name, self._options.rows or SETS[name][1]))
+            self._compare("peers", name, rivals, self._load(name, self._options.rows or SIZES[name][0]))
 
     def directions(self) -> None:
         """All directions of ours, on summaries and on short rows."""
@@ -152,7 +151,7 @@ class Throughput:
     def account(self) -> None:
         """Time by stage of `diffscore score`, from file to file."""
         for name in self._options.sets:
-            rows = self._load(name, self._options.rows or SETS[name][1])
+            rows = self._load(name, self._options.rows or SIZES[name][0])
             self._console.print(f"account: {name}, {len(rows.sources)} rows")
             with tempfile.TemporaryDirectory() as folder:
                 source, trace = Path(folder) / "rows.jsonl", Path(folder) / "trace.json"
@@ -280,8 +279,7 @@ class Throughput:
         self._console.print(f"naive and full agree to {difference:.1e} nats a token\n")
 
     def _load(self, name: str, count: int) -> Rows:
-        with gzip.open(self._options.data / f"{SETS[name][0]}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            found = [json.loads(line) for line in lines]
+        found = read_rows(self._options.data, name)
         if "candidate" not in found[0]:  # pairs of translations, read beside the reference
             found = [{"id": i, "source": row["reference"], "candidate": row[side]}
                      for i, row in enumerate(found) for side in ("better", "worse")]  # fmt: skip
