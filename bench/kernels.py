@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kernel_cases import Case, all_cases
+from bench.kernel_cases import OURS, Case, all_cases
 from bench.records import RESULTS, append_rows, machine
-from bench.timing import spread
+from bench.timing import ratio, spread
 
 
 @functools.lru_cache(maxsize=1)  # one case's tensors at a time
@@ -71,21 +71,26 @@ def main(words: list[str]) -> int:
     for case in all_cases(small):
         if case.title in collector.seconds:
             seconds = collector.seconds[case.title]
+            rows = table(case, seconds)
             if not small:
-                record(case, seconds)
+                append_rows(RESULTS / "kernels.csv", rows)
             with torch.no_grad():
                 case.report(seconds)
+            for row in rows:
+                if row["ratio"] is not None:
+                    print(f"  {row['ratio']} times {row['implementation']}")
     return int(code)
 
 
-def record(case: Case, seconds: dict[str, list[float]]) -> None:
-    """Append a row a rival to kernels.csv."""
-    append_rows(RESULTS / "kernels.csv", [
+def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
+    """A row a rival. `ratio` is the median over turns of its time by that of this project's kernel."""
+    return [
         {"kernel": case.kernel, "implementation": name, "shape": case.shape,
          "dtype": str(case.dtype).removeprefix("torch."), "median_s": f"{statistics.median(values):.6f}",
-         "spread_s": f"{spread(values):.6f}", "rounds": len(values)}
+         "spread_s": f"{spread(values):.6f}", "rounds": len(values),
+         "ratio": None if name == OURS else f"{ratio(seconds, name, OURS):.3f}"}
         for name, values in seconds.items()
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
