@@ -38,7 +38,7 @@ STEPS = (1, 2, 4, 8, 16, None)
 
 @click.command()
 @click.option("--corpus", type=click.Path(path_type=Path, exists=True), required=True, help="wiki_en.txt.xz")
-@click.option("--model", default="mini", show_default=True)
+@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--paragraphs", default=50, show_default=True, help="Held-out paragraphs.")
 @click.option("--tokens", default=47, show_default=True, help="Word pieces of each.")
 @click.option("--seeds", default=20, show_default=True, help="Seeds of coverage and of means.")

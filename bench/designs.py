@@ -27,7 +27,7 @@ DESIGNS = {
 @click.command()
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of judgement sets.")
 @click.option("--rows", default=8, show_default=True, help="Rows of each set.")
-@click.option("--seeds", default=50, show_default=True)
+@click.option("--seeds", default=50, show_default=True, help="Scores of each row under each design.")
 @click.option("--most-tokens", default=60, show_default=True, help="Longest candidate.")
 @click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
 def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:

@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable
 
+import click
 import numpy as np
 import torch
 from torch import Tensor
@@ -165,16 +166,18 @@ def verdict(kernel: str, dtype: torch.dtype, error: float, budget: float, same: 
     print(f"{kernel} {dtype}: {state}; error {error:.1e}, budget {budget:.1e}; bitwise alone and in a batch: {same}")
 
 
-def main() -> int:
+@click.command()
+def main() -> None:
+    """Check the Triton kernels against float64 and time them, on a GPU. Exit code 1 where one fails."""
     if not torch.cuda.is_available():
         print("bench.gpu needs a GPU that torch can use", file=sys.stderr)
-        return 1
+        sys.exit(1)
     check_masked_logprob()
     check_prefix_attention()
     if FAILED:
         print(f"failed: {', '.join(FAILED)}", file=sys.stderr)
-    return 1 if FAILED else 0
+    sys.exit(1 if FAILED else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,8 +2,7 @@
 
 pytest-benchmark times every call. A test is one turn of one rival, and all rivals take a turn before any takes its
 next, so that a slow minute of a shared machine meets them all; figures are medians over turns, ratios medians of a
-turn's own ratio. Rows go to bench/results/kernels.csv. Words after the command keep the cases whose name holds one of
-them (`masked_logprob`, `bfloat16`); `--small` runs tiny shapes and writes nothing: it shows that the benchmark runs.
+turn's own ratio. Rows go to bench/results/kernels.csv.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
@@ -59,9 +59,11 @@ class Collector:
             turns.setdefault(item.extra_info["name"], []).extend(item.stats.data)
 
 
-def main(words: list[str]) -> int:
-    small = "--small" in words
-    words = [word for word in words if word != "--small"]
+@click.command()
+@click.argument("words", nargs=-1)
+@click.option("--small", is_flag=True, help="Tiny shapes, and nothing is recorded: shows that the benchmark runs.")
+def main(words: tuple[str, ...], small: bool) -> None:
+    """Time the CPU kernels' cases whose name holds one of WORDS (masked_logprob, bfloat16), or all of them."""
     print(f"{machine()}; torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     collector = Collector()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--benchmark-quiet", *["--small"] * small]
@@ -79,7 +81,7 @@ def main(words: list[str]) -> int:
             for row in rows:
                 if row["ratio"] is not None:
                     print(f"  {row['ratio']} times {row['implementation']}")
-    return int(code)
+    sys.exit(int(code))
 
 
 def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
@@ -94,4 +96,4 @@ def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -42,7 +42,7 @@ LEAD_CHARACTERS = 500
 @click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
 @click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
 @click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
-@click.option("--threads", default=2, show_default=True)
+@click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
 def main(data: Path, model: str, sequences: int, texts: int, documents: int, rows: int, pairs: int, checks: int,
          draws: int, threads: int, note: str) -> None:  # fmt: skip

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,3 @@ def test_docstring_examples_run():
     for module in (scorer, bounds, compare, bartscore, bertscore):
         outcome = doctest.testmod(module)
         assert outcome.attempted >= 2 and outcome.failed == 0
-
-
-@pytest.mark.parametrize("name", ["mini_quality", "bounds", "designs", "memory", "throughput", "kernels", "aot", "gpu"])
-def test_benchmarks_can_be_imported(name):
-    import_module(f"bench.{name}")
