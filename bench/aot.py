@@ -1,7 +1,5 @@
 """`python -m bench.aot`: compiles every Triton kernel at its shipped configuration for each target, without a GPU.
 
-Words after the command keep the kernels and targets that hold them all: `python -m bench.aot LLaDA sm_90`.
-
 Prints, per kernel, shape and target: registers and spills a thread, shared memory a program, the bound that these set
 on occupancy, the matrix instructions in the machine code, and the time that the counted bytes and operations allow on
 an H200 (sm_90) and an MI300X (gfx942) at their data-sheet rates. A spill in a shipped configuration makes the exit
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -227,7 +226,17 @@ def occupancy(case: Case, built: Compiled, target: GPUTarget, machine: Machine) 
     return min(1.0, min(by_registers, by_shared) * threads / machine.most_threads)
 
 
-def report(words: list[str]) -> int:
+@click.command()
+@click.argument("words", nargs=-1)
+def main(words: tuple[str, ...]) -> None:
+    """Compile the Triton kernels for the targets, those whose names hold all WORDS (LLaDA sm_90), or all of them."""
+    count = report(words)
+    if count:
+        print(f"{count} kernels spill registers", file=sys.stderr)
+    sys.exit(count > 0)
+
+
+def report(words: tuple[str, ...]) -> int:
     """Print the table of the cases and targets that hold every word; returns the number of kernels with spills."""
     spilled = 0
     print(f"triton {triton.__version__}; compiled, not run: no GPU is used")
@@ -251,7 +260,4 @@ def report(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    count = report(sys.argv[1:])
-    if count:
-        print(f"{count} kernels spill registers", file=sys.stderr)
-    sys.exit(count > 0)
+    main()

@@ -8,7 +8,6 @@ from that one table; block size 16 samples its orders from the model.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from bench.mini_quality import as_corpus, held_out_articles
+from bench.records import RESULTS, append_record
 from diffscore_fast.backbones.load import LoadedModel, load_model
 from diffscore_fast.bounds import TVO_PARTITION
 from diffscore_fast.engine.ragged import concatenate
@@ -32,14 +32,13 @@ from diffscore_fast.estimators.orders import Generation, draw_steps, visible_bef
 from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
 from diffscore_fast.surrogates import NetworkSurrogate
 
-RESULTS = Path(__file__).parent / "results"
 PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
 STEPS = (1, 2, 4, 8, 16, None)
 
 
 @click.command()
 @click.option("--corpus", type=click.Path(path_type=Path, exists=True), required=True, help="wiki_en.txt.xz")
-@click.option("--model", default="mini", show_default=True)
+@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--paragraphs", default=50, show_default=True, help="Held-out paragraphs.")
 @click.option("--tokens", default=47, show_default=True, help="Word pieces of each.")
 @click.option("--seeds", default=20, show_default=True, help="Seeds of coverage and of means.")
@@ -73,12 +72,10 @@ def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blo
     sixteen(bench, texts, blocks_16, exact_16)
     costs(bench, held_out_paragraphs(corpus, loaded, 127, cost_texts))
     seconds = time.monotonic() - started
-    RESULTS.mkdir(exist_ok=True)
-    record = {"model": model, "weights_sha256": loaded.weights_sha256, "torch": torch.__version__,
-              "threads": torch.get_num_threads(), "seconds": round(seconds), "paragraphs": len(texts),
-              "tokens": tokens, "seeds": seeds, "results": bench.rows}  # fmt: skip
-    with (RESULTS / "bounds.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    append_record(
+        RESULTS / "bounds.jsonl", model=model, weights_sha256=loaded.weights_sha256, seconds=round(seconds),
+        paragraphs=len(texts), tokens=tokens, seeds=seeds, results=bench.rows,
+    )  # fmt: skip
     print(f"{seconds:.0f} s; appended to {RESULTS / 'bounds.jsonl'}")
 
 

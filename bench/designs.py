@@ -7,22 +7,16 @@ and design to bench/results/designs.csv, so that an interrupted run keeps what i
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 import numpy as np
-import torch
 
 from bench.judgement_sets import read_rows
-from bench.timing import append_rows, machine
+from bench.records import RESULTS, append_rows, embedded_weights
 from diffscore_fast import DiffScorer
-from diffscore_fast.version import __version__
 
-RESULTS = Path(__file__).parent / "results" / "designs.csv"
-COLUMNS = ("date", "set", "row", "tokens", "source_tokens", "design", "passes", "seeds", "mean", "sd", "weights",
-           "dtype", "machine", "torch", "version")  # fmt: skip
-SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "SFRES": "d2t_sfres", "WMT lt-en": "wmt_lt_en"}
+SETS = ("SummEval", "REALSumm", "SFRES", "WMT lt-en")
 DESIGNS = {
     "grid, K = 20": {"draws": 20, "coupling": "independent"},
     "balanced, 2 replicates": {"draws": 8},
@@ -33,14 +27,13 @@ DESIGNS = {
 @click.command()
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of judgement sets.")
 @click.option("--rows", default=8, show_default=True, help="Rows of each set.")
-@click.option("--seeds", default=50, show_default=True)
+@click.option("--seeds", default=50, show_default=True, help="Scores of each row under each design.")
 @click.option("--most-tokens", default=60, show_default=True, help="Longest candidate.")
 @click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
 def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:
     """Measure, append to designs.csv, and print the root mean square over rows beside the published grid's."""
-    scorer = DiffScorer("mini")
-    chosen = {name: sample(scorer, data / f"{file}.jsonl.gz", rows, least_tokens, most_tokens)
-              for name, file in SETS.items()}  # fmt: skip
+    scorer, weights = DiffScorer("mini"), embedded_weights()
+    chosen = {name: sample(scorer, read_rows(data, name), rows, least_tokens, most_tokens) for name in SETS}
     variances: dict[tuple[str, str], list[float]] = {}
     for row in range(rows):
         for name in SETS:
@@ -52,12 +45,12 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                           for seed in range(seeds)]  # fmt: skip
                 scores = np.array([table.scores[0] for table in tables])
                 variances.setdefault((name, design), []).append(scores.var(ddof=1))
-                signature = tables[0].signature
-                append_rows(RESULTS, COLUMNS, [[
-                    time.strftime("%Y-%m-%d"), name, row, tables[0].num_tokens[0], scorer.count_tokens([source])[0],
-                    design, tables[0].num_draws[0], seeds, f"{scores.mean():.5f}", f"{scores.std(ddof=1):.5f}",
-                    signature.weights, signature.dtype, machine(), torch.__version__, __version__,
-                ]])  # fmt: skip
+                append_rows(RESULTS / "designs.csv", [{
+                    "set": name, "row": row, "tokens": tables[0].num_tokens[0],
+                    "source_tokens": scorer.count_tokens([source])[0], "design": design,
+                    "passes": tables[0].num_draws[0], "seeds": seeds, "mean": f"{scores.mean():.5f}",
+                    "sd": f"{scores.std(ddof=1):.5f}", "weights_sha256": weights, "dtype": tables[0].signature.dtype,
+                }])  # fmt: skip
     published = next(iter(DESIGNS))
     for name in SETS:
         for design in DESIGNS:
@@ -66,9 +59,8 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int)
                   f"{len(variances[name, design])} rows")  # fmt: skip
 
 
-def sample(scorer: DiffScorer, path: Path, rows: int, least: int, most: int) -> list[tuple[str, str]]:
+def sample(scorer: DiffScorer, records: list[dict], rows: int, least: int, most: int) -> list[tuple[str, str]]:
     """(source, candidate) pairs whose candidates have a suitable length, in random order; of pairs, the better text."""
-    records = read_rows(path)
     found: list[tuple[str, str]] = []
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]

@@ -7,21 +7,19 @@ they are installed, Liger-Kernel, cut-cross-entropy and flash-attn, and appends 
 
 from __future__ import annotations
 
-import csv
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
+import click
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.records import RESULTS, append_rows
 from diffscore_fast import ops
 
-RESULTS = Path(__file__).parent / "results" / "gpu.csv"
 SHAPES = ((1024, 768, 50258), (1024, 4096, 126464), (8192, 4096, 126464))
 
 
@@ -63,7 +61,7 @@ def logprob_rivals(hidden: Tensor, weight: Tensor, targets: Tensor) -> dict[str,
     return rivals
 
 
-def check_masked_logprob(write: Callable[..., None]) -> None:
+def check_masked_logprob() -> None:
     for rows, width, size in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
             torch.manual_seed(0)
@@ -82,11 +80,11 @@ def check_masked_logprob(write: Callable[..., None]) -> None:
             alone = ops.masked_logprob(hidden[:1], weight, None, targets[:1], implementation="triton")
             same = torch.equal(whole[:1], alone)
             for name, call in logprob_rivals(hidden, weight, targets).items():
-                write("masked_logprob", name, f"rows {rows} D {width} V {size}", dtype, median_seconds(call))
+                record("masked_logprob", name, f"rows {rows} D {width} V {size}", dtype, median_seconds(call))
             verdict("masked_logprob", dtype, error, budget, same)
 
 
-def check_prefix_attention(write: Callable[..., None]) -> None:
+def check_prefix_attention() -> None:
     """16 candidates x 20 draws over one prefix; flash-attn's varlen function sees the prefix copied per window."""
     prefix, draws = 450, 20
     lengths = np.repeat(np.random.default_rng(0).integers(20, 127, 16), draws)
@@ -116,7 +114,7 @@ def check_prefix_attention(write: Callable[..., None]) -> None:
             rivals.update(varlen_rival(*inputs, offsets, prefix))
             shape = f"{windows} windows, prefix {prefix}, {heads} heads of {width}"
             for name, call in rivals.items():
-                write("prefix_attention", name, shape, dtype, median_seconds(call, 5))
+                record("prefix_attention", name, shape, dtype, median_seconds(call, 5))
             verdict("prefix_attention", dtype, error, budget, torch.equal(got[:last], alone))
 
 
@@ -149,6 +147,15 @@ def varlen_rival(query: Tensor, key: Tensor, value: Tensor, shared_key: Tensor, 
     }
 
 
+def record(kernel: str, name: str, shape: str, dtype: torch.dtype, seconds: float) -> None:
+    """Append a row to gpu.csv, and print it."""
+    append_rows(RESULTS / "gpu.csv", [
+        {"kernel": kernel, "implementation": name, "shape": shape, "dtype": str(dtype).removeprefix("torch."),
+         "median_s": f"{seconds:.7f}", "device": torch.cuda.get_device_name()}
+    ])  # fmt: skip
+    print(f"  {kernel} {name} {shape} {dtype}: {seconds * 1e6:.0f} us", flush=True)
+
+
 FAILED: list[str] = []
 
 
@@ -159,27 +166,18 @@ def verdict(kernel: str, dtype: torch.dtype, error: float, budget: float, same: 
     print(f"{kernel} {dtype}: {state}; error {error:.1e}, budget {budget:.1e}; bitwise alone and in a batch: {same}")
 
 
-def main() -> int:
+@click.command()
+def main() -> None:
+    """Check the Triton kernels against float64 and time them, on a GPU. Exit code 1 where one fails."""
     if not torch.cuda.is_available():
         print("bench.gpu needs a GPU that torch can use", file=sys.stderr)
-        return 1
-    device = torch.cuda.get_device_name()
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.writer(file)
-
-        def write(kernel: str, name: str, shape: str, dtype: torch.dtype, seconds: float) -> None:
-            row = [time.strftime("%Y-%m-%d"), kernel, name, shape, str(dtype), f"{seconds:.6f}", device,
-                   torch.__version__]  # fmt: skip
-            writer.writerow(row)
-            print(f"  {kernel} {name} {shape} {dtype}: {seconds * 1e6:.0f} us")
-
-        check_masked_logprob(write)
-        check_prefix_attention(write)
+        sys.exit(1)
+    check_masked_logprob()
+    check_prefix_attention()
     if FAILED:
         print(f"failed: {', '.join(FAILED)}", file=sys.stderr)
-    return 1 if FAILED else 0
+    sys.exit(1 if FAILED else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

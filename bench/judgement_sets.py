@@ -11,6 +11,10 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
+# Name of each set, and of its file without the ending.
+SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "QAGS-CNN": "sum_qags_cnn", "Rank19": "sum_rank19",
+        "BAGEL": "d2t_bagel", "SFHOT": "d2t_sfhot", "SFRES": "d2t_sfres",
+        "WMT gu-en": "wmt_gu_en", "WMT kk-en": "wmt_kk_en", "WMT lt-en": "wmt_lt_en"}  # fmt: skip
 SUMMEVAL_DIMENSIONS = ("coherence", "consistency", "fluency", "relevance")
 RESAMPLES = 1000
 
@@ -47,17 +51,16 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
     """All sets, sampled: `documents` of SummEval, `rows` of QAGS and data-to-text, `pairs` of the pair sets."""
     rng = np.random.default_rng(seed)
     sets = []
-    summeval = read_rows(folder / "sum_summeval.jsonl.gz")
+    summeval = read_rows(folder, "SummEval")
     names = list(dict.fromkeys(row["id"] for row in summeval))
     kept = {names[i] for i in rng.permutation(len(names))[:documents]}
     sets.append(_judged("SummEval", "spearman", True, [row for row in summeval if row["id"] in kept]))
-    qags = read_rows(folder / "sum_qags_cnn.jsonl.gz")
+    qags = read_rows(folder, "QAGS-CNN")
     sets.append(_judged("QAGS-CNN", "pearson", False, _sample(qags, rows, rng)))
-    for name in ("bagel", "sfhot", "sfres"):
-        data = _sample(read_rows(folder / f"d2t_{name}.jsonl.gz"), rows, rng)
-        sets.append(_judged(name.upper(), "spearman", False, data))
+    for name in ("BAGEL", "SFHOT", "SFRES"):
+        sets.append(_judged(name, "spearman", False, _sample(read_rows(folder, name), rows, rng)))
     by_id: dict[str, dict[str, dict]] = {}
-    for row in read_rows(folder / "sum_rank19.jsonl.gz"):
+    for row in read_rows(folder, "Rank19"):
         by_id.setdefault(row["id"], {})[row["system"]] = row
     rank19 = [
         {"source": pair["correct"]["source"], "references": [pair["correct"]["source"]],
@@ -65,11 +68,17 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
         for pair in by_id.values()
     ]  # fmt: skip
     sets.append(_paired("Rank19", _sample(rank19, pairs, rng)))
-    for name in ("gu", "kk", "lt"):
-        data = _sample(read_rows(folder / f"wmt_{name}_en.jsonl.gz"), pairs, rng)
+    for name in ("WMT gu-en", "WMT kk-en", "WMT lt-en"):
+        data = _sample(read_rows(folder, name), pairs, rng)
         data = [{**row, "source": row["reference"], "references": [row["reference"]]} for row in data]
-        sets.append(_paired(f"WMT {name}-en", data))
+        sets.append(_paired(name, data))
     return sets
+
+
+def read_rows(folder: Path, name: str) -> list[dict]:
+    """All rows of a set."""
+    with gzip.open(folder / f"{SETS[name]}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def agreement(judged: JudgedSet, scores: np.ndarray, seed: int = 0) -> Agreement:
@@ -140,11 +149,6 @@ def _paired(name: str, pairs: Sequence[dict]) -> JudgedSet:
         [pair[side] for pair in pairs for side in ("better", "worse")],
         [pair["references"] for pair in pairs for _ in range(2)], np.repeat(np.arange(len(pairs)), 2), {},
     )  # fmt: skip
-
-
-def read_rows(path: Path) -> list[dict]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def _sample(rows: Sequence[dict], count: int, rng: np.random.Generator) -> list[dict]:

@@ -2,22 +2,24 @@
 
 pytest-benchmark times every call. A test is one turn of one rival, and all rivals take a turn before any takes its
 next, so that a slow minute of a shared machine meets them all; figures are medians over turns, ratios medians of a
-turn's own ratio. Rows go to bench/results/kernels.csv. Words after the command keep the cases whose name holds one of
-them (`masked_logprob`, `bfloat16`); `--small` runs tiny shapes and writes nothing: it shows that the benchmark runs.
+turn's own ratio. Rows go to bench/results/kernels.csv.
 """
 
 from __future__ import annotations
 
 import functools
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
-from bench.kernel_cases import Case, all_cases
-from bench.timing import machine, record
+from bench.kernel_cases import OURS, Case, all_cases
+from bench.records import RESULTS, append_rows, machine
+from bench.timing import ratio, spread
 
 
 @functools.lru_cache(maxsize=1)  # one case's tensors at a time
@@ -57,9 +59,11 @@ class Collector:
             turns.setdefault(item.extra_info["name"], []).extend(item.stats.data)
 
 
-def main(words: list[str]) -> int:
-    small = "--small" in words
-    words = [word for word in words if word != "--small"]
+@click.command()
+@click.argument("words", nargs=-1)
+@click.option("--small", is_flag=True, help="Tiny shapes, and nothing is recorded: shows that the benchmark runs.")
+def main(words: tuple[str, ...], small: bool) -> None:
+    """Time the CPU kernels' cases whose name holds one of WORDS (masked_logprob, bfloat16), or all of them."""
     print(f"{machine()}; torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     collector = Collector()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--benchmark-quiet", *["--small"] * small]
@@ -69,12 +73,27 @@ def main(words: list[str]) -> int:
     for case in all_cases(small):
         if case.title in collector.seconds:
             seconds = collector.seconds[case.title]
+            rows = table(case, seconds)
             if not small:
-                record(case.kernel, case.shape, case.dtype, seconds)
+                append_rows(RESULTS / "kernels.csv", rows)
             with torch.no_grad():
                 case.report(seconds)
-    return int(code)
+            for row in rows:
+                if row["ratio"] is not None:
+                    print(f"  {row['ratio']} times {row['implementation']}")
+    sys.exit(int(code))
+
+
+def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
+    """A row a rival. `ratio` is the median over turns of its time by that of this project's kernel."""
+    return [
+        {"kernel": case.kernel, "implementation": name, "shape": case.shape,
+         "dtype": str(case.dtype).removeprefix("torch."), "median_s": f"{statistics.median(values):.6f}",
+         "spread_s": f"{spread(values):.6f}", "rounds": len(values),
+         "ratio": None if name == OURS else f"{ratio(seconds, name, OURS):.3f}"}
+        for name, values in seconds.items()
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -1,16 +1,13 @@
-"""Peak memory of `diffscore score` against the number of rows, for each file format.
+"""Peak memory of `diffscore score` against the number of rows, for each file format: `python -m bench.memory`.
 
-    python -m bench.memory [--rows 10000,300000] [--names rows.jsonl,rows.csv]
-
-The network is small and random, so that what grows with the file shows. Needs the development requirements.
+The network is tiny and random and the budget the least there is, so that what grows with the file shows. Rows go to
+bench/results/memory.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,9 +16,20 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import click
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from bench.records import RESULTS, append_rows
+from bench.tiny_model import tiny_model
+
+ROWS = "10000,300000"
+ROWS_OF = {"rows.jsonl": "10000,100000,1000000"}
 NAMES = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.csv", "rows.tsv", "rows.parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-COLUMNS = ("id", "candidate", "extra")
+COLUMNS = ("id", "source", "candidate", "extra")
+WORDS = ("the", "cat", "dog", "house", "river", "rain", "sings", "falls", "old", "green", "over", "under")
 
 # The process itself says what it took: getrusage of a child counts the memory of the parent that started it.
 RUN = """
@@ -33,79 +41,73 @@ main()
 """
 
 
-def rows(count: int) -> Iterator[tuple[str, str, str]]:
-    """Rows of about 170 characters that all differ; their texts repeat, which spares the network work."""
-    for i in range(count):
-        yield str(10**18 + i), f"Row {i % 1000}.", f"{i * 2654435761 % 2**32:08x}" * 16
+@click.command()
+@click.option("--names", default=",".join(NAMES), show_default=True, help="Comma-separated file names, for their "
+              "endings.")  # fmt: skip
+@click.option("--rows", help=f"Comma-separated numbers. Default: {ROWS_OF['rows.jsonl']} for rows.jsonl, {ROWS} "
+              "for the others.")  # fmt: skip
+@click.option("--memory", default="64M", show_default=True, help="Budget of `diffscore score --memory`.")
+def main(names: str, rows: str | None, memory: str) -> None:
+    """Peak memory of `diffscore score` against the number of rows, for each file format."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = tiny_model(Path(scratch) / "model")
+        for name in names.split(","):
+            for count in map(int, (rows or ROWS_OF.get(name, ROWS)).split(",")):
+                measure(Path(scratch) / name, count, model, memory)
+
+
+def measure(source: Path, count: int, model: Path, memory: str) -> None:
+    """Write the file, score it, print and record what that took, and remove it."""
+    target = source.with_name(f"scored_{source.name}")
+    write(source, count)
+    peak, seconds = peak_of_command([
+        "score", str(source), "-o", str(target), "--model", str(model), "--memory", memory, "--draws", "1",
+        "--mask-ratios", "uniform", "--quiet",
+    ])  # fmt: skip
+    size = source.stat().st_size
+    print(f"{source.name:16} {count:9,} rows {size / 2**20:8.1f} MiB  peak {peak / 2**20:7.1f} MiB  {seconds:6.1f} s",
+          flush=True)  # fmt: skip
+    append_rows(RESULTS / "memory.csv", [
+        {"file": source.name, "rows": count, "file_bytes": size, "memory": memory, "peak_bytes": peak,
+         "seconds": f"{seconds:.1f}", "pyarrow": pyarrow.__version__}
+    ])  # fmt: skip
+    source.unlink()
+    target.unlink()
+
+
+def generated_rows(count: int) -> Iterator[tuple[str, ...]]:
+    """Rows of a source of 30 words, with a number of its own, and a candidate of 4, beside two columns to be kept."""
+    generator = np.random.default_rng(0)
+    for row in range(count):
+        words = [WORDS[i] for i in generator.integers(len(WORDS), size=34)]
+        yield str(10**18 + row), f"{row} {' '.join(words[4:])}", " ".join(words[:4]), f"{row * 2654435761 % 2**32:08x}"
 
 
 def write(path: Path, count: int) -> None:
     """A file of `count` rows in the format of its name, in constant memory."""
-    import pyarrow
-    from pyarrow import parquet
-
+    rows = generated_rows(count)
     if path.suffix == ".parquet":
         schema = pyarrow.schema([(name, pyarrow.string()) for name in COLUMNS])
         with parquet.ParquetWriter(path, schema) as file:
-            stream = rows(count)
-            while part := list(islice(stream, 100_000)):
-                file.write_table(
-                    pyarrow.table([pyarrow.array(column) for column in zip(*part, strict=True)], schema=schema)
-                )
+            while part := list(islice(rows, 100_000)):
+                columns = [pyarrow.array(column) for column in zip(*part, strict=True)]
+                file.write_table(pyarrow.table(columns, schema=schema))
     elif path.suffix in (".csv", ".tsv"):
         with path.open("w", newline="") as text:
             writer = csv.writer(text, delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writerow(COLUMNS)
-            writer.writerows(rows(count))
+            writer.writerows(rows)
     else:
         with pyarrow.output_stream(path, compression=COMPRESSIONS.get(path.suffix)) as packed:
-            for row in rows(count):
+            for row in rows:
                 packed.write(json.dumps(dict(zip(COLUMNS, row, strict=True))).encode() + b"\n")
 
 
-def make_model(folder: Path) -> None:
-    """A random BERT of width 8 with the embedded model's tokenizer."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    from diffscore_fast.backbones.load import EMBEDDED_MODELS
-
-    tokenizer = EMBEDDED_MODELS["mini"] / "tokenizer.json"
-    vocabulary = len(json.loads(tokenizer.read_text())["model"]["vocab"])
-    BertForMaskedLM(BertConfig(
-        vocab_size=vocabulary, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-        max_position_embeddings=64,
-    )).save_pretrained(folder)  # fmt: skip
-    shutil.copy(tokenizer, folder)
-
-
-def peak(arguments: list[str]) -> tuple[float, float]:
-    """MiB of peak resident memory and seconds of a run of the command, which must succeed."""
+def peak_of_command(arguments: list[str]) -> tuple[int, float]:
+    """Peak resident bytes and seconds of a run of the command, which must succeed."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=True, stdout=subprocess.PIPE)
-    return int(done.stdout) / 1024, time.perf_counter() - begin
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="10000,300000", help="comma-separated numbers of rows")
-    parser.add_argument("--names", default=",".join(NAMES), help="comma-separated file names, for their endings")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_model(folder / "model")
-        for file in options.names.split(","):
-            for count in map(int, options.rows.split(",")):
-                source, target = folder / file, folder / f"out_{file}"
-                write(source, count)
-                command = ["score", str(source), "-o", str(target), "--model", str(folder / "model")]
-                command += ["--direction", "marginal", "--draws", "1", "--mask-ratios", "uniform", "--quiet"]
-                memory, seconds = peak(command)
-                size = source.stat().st_size / 2**20
-                print(
-                    f"{file:16} {count:9,} rows {size:8.1f} MiB  peak {memory:7.0f} MiB  {seconds:6.1f} s", flush=True
-                )
-                source.unlink()
-                target.unlink()
+    return int(done.stdout) * 1024, time.perf_counter() - begin
 
 
 if __name__ == "__main__":

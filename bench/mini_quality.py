@@ -6,9 +6,7 @@ to bench/results/mini_quality.jsonl. The options set how many rows are read.
 
 from __future__ import annotations
 
-import json
 import lzma
-import platform
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 
 from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets
+from bench.records import RESULTS, append_record
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.load import LoadedModel, load_model
 from diffscore_fast.training.__main__ import HELD_OUT
@@ -28,7 +27,6 @@ from diffscore_fast.training.evaluation import Measured, difference_interval, he
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_block, pack_layouts
 
-RESULTS = Path(__file__).parent / "results"
 NAME = "DiffScore prefix"
 LEAD_CHARACTERS = 500
 
@@ -44,7 +42,7 @@ LEAD_CHARACTERS = 500
 @click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
 @click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
 @click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
-@click.option("--threads", default=2, show_default=True)
+@click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
 def main(data: Path, model: str, sequences: int, texts: int, documents: int, rows: int, pairs: int, checks: int,
          draws: int, threads: int, note: str) -> None:  # fmt: skip
@@ -53,10 +51,7 @@ def main(data: Path, model: str, sequences: int, texts: int, documents: int, row
     started = time.monotonic()
     loaded = load_model(model, dtype=torch.float32)
     scorer = DiffScorer(model, dtype=torch.float32)
-    report = Report(
-        model=str(model), weights_sha256=loaded.weights_sha256, note=note, draws=draws, threads=threads,
-        machine=platform.machine(), torch=torch.__version__, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )  # fmt: skip
+    report = Report(model=model, weights_sha256=loaded.weights_sha256, note=note, draws=draws)
     articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
     measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
     measure_perplexities(report, model, articles, texts)
@@ -83,10 +78,7 @@ class Report:
         print(f"{section:<12} {name:<44} {value:>9.4f}  [{low:.4f}, {high:.4f}]  {details}", flush=True)
 
     def finish(self, seconds: float) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        record = {**self.about, "seconds": round(seconds), "results": self.rows}
-        with (RESULTS / "mini_quality.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_record(RESULTS / "mini_quality.jsonl", **self.about, seconds=round(seconds), results=self.rows)
         draw_losses(self.rows, RESULTS / "mini_losses.png")
         print(f"{seconds:.0f} s; appended to {RESULTS / 'mini_quality.jsonl'}", file=sys.stderr)
 

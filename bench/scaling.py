@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from bench.timing import append_rows, interleaved, machine, spread
+from bench.records import append_rows
+from bench.timing import interleaved, spread
 from diffscore_fast import DiffScorer
-from diffscore_fast.version import __version__
 
 # Held while another is varied: rows, K, words of a source, words of a candidate.
 FIXED = {"rows": 4, "draws": 6, "source words": 60, "candidate words": 24}
 POINTS = {"rows": (2, 4, 8, 16), "draws": (2, 4, 8, 16), "source words": (50, 100, 200, 400),
           "candidate words": (10, 20, 40, 80)}  # fmt: skip
 ATTENTIONS = ("prefix", "full")
-COLUMNS = ("date", "attention", "varied", "value", "median_s", "spread_s", "rounds", "threads", "machine", "torch",
-           "version")  # fmt: skip
 
 
-def measure(scorer: DiffScorer, words: list[str], rounds: int, results: Path) -> None:
+def measure(scorer: DiffScorer, weights: str, words: list[str], rounds: int, results: Path) -> None:
     """Time every point in interleaved rounds; append scaling.csv and draw scaling.png."""
     seconds: dict[tuple[str, str, int], list[float]] = {}
     for varied, values in POINTS.items():
@@ -36,7 +32,11 @@ def measure(scorer: DiffScorer, words: list[str], rounds: int, results: Path) ->
             attention, value = label.split("/")
             seconds[attention, varied, int(value)] = times
             print(f"{attention:<7} {varied:<16} {value:>5} {statistics.median(times):8.3f} s", flush=True)
-    _append(results / "scaling.csv", seconds)
+    append_rows(results / "scaling.csv", [
+        {"attention": attention, "varied": varied, "value": value, "median_s": f"{statistics.median(times):.5f}",
+         "spread_s": f"{spread(times):.5f}", "rounds": len(times), "weights_sha256": weights}
+        for (attention, varied, value), times in seconds.items()
+    ])  # fmt: skip
     _draw(results / "scaling.png", seconds)
 
 
@@ -55,14 +55,6 @@ def _call(scorer: DiffScorer, words: list[str], shape: dict[str, int], attention
         scorer.score(sources, candidates, attention=attention, draws=shape["draws"], mask_ratios="stratified")
 
     return score
-
-
-def _append(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:
-    append_rows(path, COLUMNS, [
-        [time.strftime("%Y-%m-%d"), attention, varied, value, f"{statistics.median(times):.5f}",
-         f"{spread(times):.5f}", len(times), torch.get_num_threads(), machine(), torch.__version__, __version__]
-        for (attention, varied, value), times in seconds.items()
-    ])  # fmt: skip
 
 
 def _draw(path: Path, seconds: dict[tuple[str, str, int], list[float]]) -> None:

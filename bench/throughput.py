@@ -7,12 +7,9 @@ turn, so that ratios are of seconds a candidate token. Where two rivals define t
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,25 +21,24 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from bench import peak_memory, scaling
+from bench import scaling
+from bench.judgement_sets import read_rows
 from bench.operations import BertShape, count_work, naive_operations, torch_operations
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.gptscore import GptScore
 from bench.peers.naive import Naive, in_transformers
 from bench.peers.pll import PseudoLogLikelihood
-from bench.timing import machine, matrix_rate, spread, timed_with_peak
+from bench.records import RESULTS, append_record, embedded_weights
+from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.cli.score import run_score
 from diffscore_fast.scorer import ATTENTIONS
-from diffscore_fast.version import __version__
 
-RESULTS = Path(__file__).parent / "results"
-# Data set: file, rows that are scored (whole groups of one source first), and rows whose operations are counted.
-SETS = {"SummEval": ("sum_summeval", 16, 64), "REALSumm": ("sum_realsumm", 8, 50), "SFRES": ("d2t_sfres", 40, 200),
-        "WMT lt-en": ("wmt_lt_en", 40, 100)}  # fmt: skip
+# Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
+SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}
 PAPER = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
 LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
-SECTIONS = ("operations", "peers", "directions", "account", "scaling", "memory")
+SECTIONS = ("operations", "peers", "directions", "account", "scaling")
 NAIVE_BATCH, PLL_BATCH = 4, 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -94,11 +90,10 @@ class Rival:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the judgement sets")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[s for s in SECTIONS if s != "memory"],
-                        help="sections to run; 'memory' (a million rows) is not among the default ones")  # fmt: skip
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
+    parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES), help="judgement sets")
     parser.add_argument("--rows", type=int, help="rows of each set, in place of the defaults")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="in which every rival takes a turn")
     parser.add_argument("--turn-seconds", type=float, default=6.0, help="of a dear rival's turn")
     parser.add_argument("--bart-large", action="store_true", help="also BARTScore at BART-large size (slow)")
     options = parser.parse_args()
@@ -113,7 +108,7 @@ class Throughput:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._scorer = DiffScorer("mini")
+        self._scorer, self._weights = DiffScorer("mini"), embedded_weights()
         self._backbone = self._scorer._runner.backbone
         self._shape = BertShape.of(self._backbone)  # type: ignore[arg-type]
         self._console = Console(width=150)
@@ -124,7 +119,7 @@ class Throughput:
         for column in ("", "rows", "naive", "full", "prefix", "prefix, K = 5", "reverse", "pmi"):
             table.add_column(column, justify="left" if not column else "right")
         for name in self._options.sets:
-            rows = self._load(name, SETS[name][2])
+            rows = self._load(name, SIZES[name][1])
             count, naive = len(rows.sources), self._naive_work(rows)[0]
             cells = [name, f"{count}", f"{naive / count / 1e9:.1f}"]
             for options in (
@@ -141,7 +136,7 @@ class Throughput:
         """Every rival on every data set, under the paper's settings."""
         rivals = self._rivals()
         for name in self._options.sets:
-            self._compare("peers", name, rivals, self._load(name, self._options.rows or SETS[name][1]))
+            self._compare("peers", name, rivals, self._load(name, self._options.rows or SIZES[name][0]))
 
     def directions(self) -> None:
         """All directions of ours, on summaries and on short rows."""
@@ -156,7 +151,7 @@ class Throughput:
     def account(self) -> None:
         """Time by stage of `diffscore score`, from file to file."""
         for name in self._options.sets:
-            rows = self._load(name, self._options.rows or SETS[name][1])
+            rows = self._load(name, self._options.rows or SIZES[name][0])
             self._console.print(f"account: {name}, {len(rows.sources)} rows")
             with tempfile.TemporaryDirectory() as folder:
                 source, trace = Path(folder) / "rows.jsonl", Path(folder) / "trace.json"
@@ -170,12 +165,7 @@ class Throughput:
 
     def scaling(self) -> None:
         """Seconds over rows, K, source length and candidate length."""
-        scaling.measure(self._scorer, self._words(), self._options.rounds, RESULTS)
-
-    def memory(self) -> None:
-        """Peak memory over the number of rows, with a tiny model."""
-        for record in peak_memory.measure():
-            self._record("memory", "generated", **record)
+        scaling.measure(self._scorer, self._weights, self._words(), self._options.rounds, RESULTS)
 
     def _rivals(self) -> dict[str, Rival]:
         dtype, spec = self._backbone.dtype, self._scorer.spec
@@ -289,8 +279,7 @@ class Throughput:
         self._console.print(f"naive and full agree to {difference:.1e} nats a token\n")
 
     def _load(self, name: str, count: int) -> Rows:
-        with gzip.open(self._options.data / f"{SETS[name][0]}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            found = [json.loads(line) for line in lines]
+        found = read_rows(self._options.data, name)
         if "candidate" not in found[0]:  # pairs of translations, read beside the reference
             found = [{"id": i, "source": row["reference"], "candidate": row[side]}
                      for i, row in enumerate(found) for side in ("better", "worse")]  # fmt: skip
@@ -306,13 +295,10 @@ class Throughput:
         return " ".join(self._load(self._options.sets[0], 16).sources).split()
 
     def _record(self, section: str, name: str, **found: Any) -> None:
-        about = {"date": time.strftime("%Y-%m-%d"), "section": section, "data": name, **found,
-                 "dtype": str(self._backbone.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
-                 "load": round(os.getloadavg()[0], 1), "machine": machine(), "torch": torch.__version__,
-                 "transformers": transformers.__version__, "version": __version__}  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        with (RESULTS / "throughput.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_without_nan(about)) + "\n")
+        append_record(
+            RESULTS / "throughput.jsonl", section=section, data=name, **found, weights_sha256=self._weights,
+            dtype=str(self._backbone.dtype).removeprefix("torch."), transformers=transformers.__version__,
+        )  # fmt: skip
 
 
 def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
@@ -329,10 +315,6 @@ def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
 
 def _by_ids(score: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray]) -> Callable[[Rows], np.ndarray]:
     return lambda rows: score(rows.source_ids, rows.candidate_ids)
-
-
-def _without_nan(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in found.items()}
 
 
 def command_options(arguments: list[str]) -> dict[str, Any]:

@@ -1,11 +1,8 @@
-"""Timing that a shared machine does not spoil: rounds over all rivals in turn, medians, one CSV of results."""
+"""Timing that a shared machine does not spoil: rounds over all rivals in turn, medians of ratios."""
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import os
-import platform
 import re
 import statistics
 import time
@@ -13,12 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-
-from diffscore_fast.version import __version__
-
-RESULTS = Path(__file__).parent / "results" / "kernels.csv"
-COLUMNS = ("date", "kernel", "implementation", "shape", "dtype", "median_s", "spread_s", "rounds", "threads", "load",
-           "machine", "torch", "version")  # fmt: skip
 
 
 def interleaved(rivals: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -87,32 +78,3 @@ def timed_with_peak(function: Callable[[], object]) -> tuple[float, int]:
     function()
     seconds = time.perf_counter() - begin
     return seconds, status("VmHWM") - before
-
-
-def machine() -> str:
-    """Processor and instruction set, as the results name them."""
-    names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    family = re.search(r"cpu family\s*:\s*(\d+)", Path("/proc/cpuinfo").read_text())
-    kind = f"{names[0]} family {family[1]}" if names and family else platform.processor()
-    return f"{kind}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
-
-
-def append_rows(path: Path, columns: tuple[str, ...], rows: list[list]) -> None:
-    """Append rows to a CSV, which gets its header when it is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(columns)
-        writer.writerows(rows)
-
-
-def record(kernel: str, shape: str, dtype: torch.dtype, seconds: dict[str, list[float]]) -> None:
-    """Append one row per rival to the CSV."""
-    append_rows(RESULTS, COLUMNS, [
-        [time.strftime("%Y-%m-%d"), kernel, name, shape, str(dtype).removeprefix("torch."),
-         f"{statistics.median(values):.6f}", f"{spread(values):.6f}", len(values), torch.get_num_threads(),
-         f"{os.getloadavg()[0]:.1f}", machine(), torch.__version__, __version__]
-        for name, values in seconds.items()
-    ])  # fmt: skip

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,3 @@ def test_docstring_examples_run():
     outcomes = {name: doctest.testmod(importlib.import_module(name)) for name in modules}
     assert {name for name, outcome in outcomes.items() if outcome.failed} == set()
     assert sum(outcome.attempted for outcome in outcomes.values()) >= 10
-
-
-@pytest.mark.parametrize(
-    "name", ["mini_quality", "bounds", "designs", "memory", "peak_memory", "throughput", "kernels", "aot", "gpu"]
-)
-def test_benchmarks_can_be_imported(name):
-    import_module(f"bench.{name}")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bench.operations import BertShape, Work, count_work, naive_operations, prefix_operations, torch_operations
-from bench.peak_memory import tiny_model
 from bench.peers.bartscore import BartScore, bart_like
 from bench.peers.naive import Naive, in_transformers
 from bench.peers.pll import PseudoLogLikelihood
+from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
 from diffscore_fast.engine.windows import Attention
 
@@ -20,8 +20,13 @@ GRID = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return DiffScorer(tiny_model(tmp_path_factory.mktemp("tiny")), attention=Attention("full"))
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    return DiffScorer(folder, attention=Attention("full"))
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +74,15 @@ def test_bartscore_tuned_equals_published_and_is_minus_the_mean_loss(tiny):
 
 
 @pytest.mark.parametrize("attention", ["prefix", "full"])
-def test_counted_operations_are_those_that_torch_counts(tiny, attention, monkeypatch):
+def test_counted_operations_are_those_that_torch_counts(folder, attention):
+    # torch sees the operations of its own functions alone.
+    scorer = DiffScorer(folder, attention=Attention("full"), implementation="reference")
+
     def score():
         # One draw: where windows differ in their number of masks, the reference pads the last layer's queries.
-        return tiny.score(SOURCES[:1], CANDIDATES[1:], attention=attention, draws=1, mask_ratios="uniform")
+        return scorer.score(SOURCES[:1], CANDIDATES[1:], attention=attention, draws=1, mask_ratios="uniform")
 
-    monkeypatch.setattr(tiny._runner, "implementation", "reference")
-    monkeypatch.setattr(tiny._runner.backbone, "implementation", "reference")
-    work = count_work(tiny, score)
+    work = count_work(scorer, score)
     assert work.evaluations == 1
     assert work.operations == pytest.approx(torch_operations(score), rel=1e-6)
 

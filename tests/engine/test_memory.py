@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.peak_memory import tiny_model
 from bench.timing import timed_with_peak
+from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
 from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.runner import Observation, Runner

@@ -1,0 +1,28 @@
+"""A model that costs next to nothing: what is left of time and memory is the engine's and the files'."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from diffscore_fast.backbones.bert_families import build_bert, state_in_bert_layout
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, read_patterns
+
+
+def tiny_model(folder: Path) -> Path:
+    """Make a random BERT of one layer of width 16, with the embedded model's tokenizer and patterns."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+             "max_position_embeddings": 512}  # fmt: skip
+    config = json.loads((EMBEDDED_MODELS["mini"] / "config.json").read_text(encoding="utf-8")) | shape
+    del config["diffscore_fast"]["weights_sha256"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(EMBEDDED_MODELS["mini"] / "tokenizer.json", folder)
+    torch.manual_seed(0)
+    backbone = build_bert("tiny", config, *read_patterns(config), mask_id=4, start_id=2)
+    save_file(state_in_bert_layout(backbone), folder / "model.safetensors")
+    return folder
