@@ -16,7 +16,14 @@ from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators import evidence
 from diffscore_fast.estimators.orders import Generation, OrderDesign
-from diffscore_fast.estimators.trajectories import Blocks, Lattice, OrderResult, SampledOrders, cut_blocks
+from diffscore_fast.estimators.trajectories import (
+    Blocks,
+    Lattice,
+    OrderResult,
+    SampledOrders,
+    autoregressive_log_probs,
+    cut_blocks,
+)
 from diffscore_fast.model import ScoringModel, portions, token_estimate
 from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
 from diffscore_fast.text.checks import check_text
@@ -259,7 +266,7 @@ class LikelihoodBounds(ScoringModel):
         known = dict(start=blocks.start, num_tokens=blocks.lengths)
         autoregressive = unknown
         if (config.autoregressive or config.surrogate == "autoregressive") and count:
-            autoregressive = _per_block(self._autoregressive(sequences, progress), blocks)
+            autoregressive = _per_block(autoregressive_log_probs(self._runner, sequences, progress), blocks)
         if config.exact:
             lattice = Lattice(blocks, config.generation)
             exact = self._runner.evaluate(lattice, sequences, attention, progress) if count else unknown
@@ -304,12 +311,6 @@ class LikelihoodBounds(ScoringModel):
             effective_draws=evidence.effective_sample_size(log_p), distinct_states=result.distinct_states,
             visited_states=result.visited_states, comparators=comparators,
         )  # fmt: skip
-
-    def _autoregressive(self, sequences: Sequences, progress: Callable[[int], None] | None) -> np.ndarray:
-        """Log-probability of every token given those before it: the network at block size 1. float64 [tokens]."""
-        self.spec.pattern("block", 1)
-        singles = cut_blocks(sequences.target_lengths, 1, self.spec.start_id is not None)
-        return self._runner.evaluate(Lattice(singles, Generation()), sequences, Attention("block", 1), progress)
 
     def signature(self, config: BoundsConfig) -> BoundsSignature:
         """What bounds under this configuration depend on beside the text."""

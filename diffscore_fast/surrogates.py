@@ -10,8 +10,7 @@ import torch
 
 from diffscore_fast.engine.windows import Attention, Sequences
 from diffscore_fast.errors import InputError
-from diffscore_fast.estimators.orders import Generation
-from diffscore_fast.estimators.trajectories import Lattice, cut_blocks
+from diffscore_fast.estimators.trajectories import autoregressive_log_probs
 from diffscore_fast.model import ScoringModel
 
 
@@ -42,9 +41,7 @@ class NetworkSurrogate(ScoringModel):
         if longest > room:
             raise InputError(f"surrogate {self.spec.name!r} takes {room} tokens, a text has {longest}")
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
-        singles = cut_blocks(sequences.target_lengths, 1, self.spec.start_id is not None)
-        log_p = self._runner.evaluate(Lattice(singles, Generation()), sequences, Attention("block", 1))
-        return np.split(log_p, sequences.target_offsets[1:-1])
+        return np.split(autoregressive_log_probs(self._runner, sequences), sequences.target_offsets[1:-1])
 
 
 class CausalSurrogate:

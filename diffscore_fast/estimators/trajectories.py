@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
-from diffscore_fast.engine.runner import Observation
-from diffscore_fast.engine.windows import MaskPlan
+from diffscore_fast.engine.runner import Observation, Runner
+from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.lattice import exact_log_likelihood
 from diffscore_fast.estimators.orders import Generation, OrderDesign, draw_steps, visible_before
@@ -165,3 +165,18 @@ def plan_states(blocks: Blocks, state_block: np.ndarray, state_bits: np.ndarray,
         masked=(state_bits[flat_state] >> flat_place) & 1 == 0,
         wanted=wanted[flat_state, flat_place],
     )
+
+
+def autoregressive_log_probs(runner: Runner, sequences: Sequences,
+                             progress: Callable[[int], None] | None = None) -> np.ndarray:  # fmt: skip
+    """Log-probability of every target given those before it: the network at block size 1. float64 [targets].
+
+    Raises
+    ------
+    UnsupportedPatternError
+        If the model was not trained at block size 1.
+    """
+    spec = runner.backbone.spec
+    spec.pattern("block", 1)
+    singles = cut_blocks(sequences.target_lengths, 1, spec.start_id is not None)
+    return runner.evaluate(Lattice(singles, Generation()), sequences, Attention("block", 1), progress)

@@ -14,7 +14,9 @@ from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, AttentionLayou
 from diffscore_fast.ops.registry import AUTO, wanted_by_operation
 from diffscore_fast.ops.sample_token import SAMPLE_TOKEN, sample_token
 
-OPERATIONS = (MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LINEAR, LOG_MEAN_EXP, EVIDENCE_BOUNDS)
+OPERATIONS = (
+    MASKED_LOGPROB, MASKED_LOGPROB_STATISTICS, PREFIX_ATTENTION, LINEAR, LOG_MEAN_EXP, EVIDENCE_BOUNDS, SAMPLE_TOKEN,
+)  # fmt: skip
 
 __all__ = [
     "AUTO",

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from diffscore_fast.engine import profile as profile_module
 from diffscore_fast.engine.profile import STAGES, profile_run, stage, staged
 
 
-def test_nested_stages_are_counted_once_and_the_rest_is_other():
+def test_nested_stages_are_counted_once_and_the_rest_is_other(monkeypatch):
+    clock = SimpleNamespace(now=5.0)
+    monkeypatch.setattr(profile_module.time, "perf_counter", lambda: clock.now)
     with profile_run() as profile:
         with stage("windows"):
-            time.sleep(0.02)
+            clock.now += 2
             with stage("attention"):
-                time.sleep(0.03)
-        time.sleep(0.01)
+                clock.now += 30
+        clock.now += 400
         assert list(staged("read", "ab")) == ["a", "b"]
-    assert profile.seconds["windows"] >= 0.02 and profile.seconds["attention"] >= 0.03
-    assert profile.other_seconds >= 0.01
+    assert (profile.seconds["windows"], profile.seconds["attention"], profile.other_seconds) == (2, 30, 400)
     assert sum(seconds for _, _, seconds in profile.rows()) == pytest.approx(profile.wall_seconds)
     assert [(name, calls) for name, calls, _ in profile.rows()] == [
         ("read", 3), ("windows", 1), ("attention", 1), ("other", 0),
