@@ -75,7 +75,8 @@ class ScoringModel:
         self.spec.pattern(attention.name, attention.block_size)
         self._tokenizer = loaded.tokenizer
         self._runner = Runner(
-            backbone, token_budget=token_budget or plan.token_budget, cache_bytes=cache_bytes or plan.cache_bytes,
+            backbone, token_budget=_positive("token_budget", token_budget, plan.token_budget),
+            cache_bytes=_positive("cache_bytes", cache_bytes, plan.cache_bytes),
             plan_tokens=plan.plan_tokens, implementation=implementation,
         )  # fmt: skip
         names = self._runner.implementations
@@ -107,6 +108,14 @@ class ScoringModel:
         """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
         found = self.spec.pattern(pattern, block_size)
         return found.position_limit - int(self.spec.start_id is not None) - len(found.end_ids)
+
+
+def _positive(name: str, value: int | None, otherwise: int) -> int:
+    if value is None:
+        return otherwise
+    if whole_number(name, value) < 1:
+        raise InputError(f"{name} must be at least 1, not {value}")
+    return int(value)
 
 
 def _one_name(names: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffscore_fast.arguments import real_number
 from diffscore_fast.engine.ragged import offsets_of, spread, take_segments
 from diffscore_fast.errors import InputError
 
@@ -352,12 +353,13 @@ class BoundsTable:
         return self.effective_draws < LEAST_EFFECTIVE_DRAWS  # False for NaN: no draws were weighed
 
     def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
-        """[lower - z se, upper + z se] per text, in nats."""
+        """[lower - z se, upper + z se] per text, in nats. Raises `InputError` for z below 0 or not finite."""
+        z = checked_z(z)
         return _widened(self.lower, self.stderr_lower, -z), _widened(self.upper, self.stderr_upper, z)
 
     def perplexity_interval(self, z: float = 3.0) -> tuple[float, float]:
         """Token-weighted perplexity of all texts with bounds: [exp(-(upper + z se) / n), exp(-(lower - z se) / n)]."""
-        kept = ~np.isnan(self.lower)
+        z, kept = checked_z(z), ~np.isnan(self.lower)
         tokens = self.num_tokens[kept].sum()
         if tokens == 0:
             return np.nan, np.nan
@@ -414,6 +416,14 @@ class BoundsTable:
             name: np.concatenate([part.comparators[name] for part in parts]) for name in parts[0].comparators
         }
         return replace(tables[0], **columns, blocks=BlockBounds(**blocks))  # type: ignore[arg-type]
+
+
+def checked_z(z: Any) -> float:
+    """The number of standard errors by which an interval is widened."""
+    value = real_number("z", z)
+    if not 0 <= value < np.inf:
+        raise InputError(f"z must be a finite number of at least 0, not {z}")
+    return value
 
 
 def corpus_error(stderr: np.ndarray, keys: np.ndarray) -> float:

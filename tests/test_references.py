@@ -85,7 +85,7 @@ def test_a_bad_reference_leaves_the_others(mini):
     good = REFERENCES[0][0]
     rows = [
         ([None, good, "", 3], "skipped_reference", "reference 0: the reference is missing; reference 2: the reference "
-         "has no tokens; reference 3: the reference is a int, not text"),
+         "has no tokens; reference 3: the reference is a number, not text"),
         ([""], "empty_source", "the reference has no tokens"),
         ([], "missing", "the reference is missing"),
         (None, "missing", "the reference is missing"),

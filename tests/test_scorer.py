@@ -191,9 +191,9 @@ def test_full_attention_is_another_score_under_another_signature(mini, condition
         ("s", None, "missing", "candidate is missing"),
         ("s", float("nan"), "missing", "candidate is missing"),
         ("s", pandas.NA, "missing", "candidate is missing"),
-        (3, "c", "invalid_text", "source is a int"),
+        (3, "c", "invalid_text", "source is a number"),
         ("s", ["c"], "invalid_text", "candidate is a list"),
-        ("s", b"c", "invalid_text", "candidate is a bytes"),
+        ("s", b"c", "invalid_text", "candidate is bytes"),
         ("s", "broken \ud800 text", "invalid_text", "lone surrogate at character 7"),
         ("s", "word " * 2048, "too_long", "candidate has 2048 tokens, the model takes 2047"),
         ("word " * 2048, "c", "too_long", "source has 2048 tokens, there is room for 2047"),
@@ -348,6 +348,8 @@ def test_values_of_another_type_are_refused_by_name(mini, options):
 def test_models_refuse_options_of_another_type():
     with pytest.raises(InputError, match="memory must be a whole number, not '1G'"):
         DiffScorer("mini", memory="1G")
+    with pytest.raises(InputError, match="token_budget must be at least 1, not 0"):
+        DiffScorer("mini", token_budget=0)
     with pytest.raises(InputError, match="dtype must be a torch.dtype"):
         DiffScorer("mini", dtype="float32")
 

@@ -14,7 +14,7 @@ from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.results import SCORED, BoundsTable, corpus_error
+from diffscore_fast.results import SCORED, BoundsTable, checked_z, corpus_error
 
 RESAMPLES = 400
 TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
@@ -42,7 +42,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         forced=options["force"],
     )  # fmt: skip
     memory = None if options["memory"] is None else parse_size(options["memory"])
-    z = options["z"]
+    z = checked_z(options["z"])
     added: dict[str, FieldType] = {
         "lower": "number", "upper": "number", "stderr_lower": "number", "stderr_upper": "number",
         "interval": "numbers", "tokens": "count", "status": "text", "message": "text",
@@ -54,7 +54,8 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         added["comparators"] = "named_numbers"
     run = FileRun(input_path, output_path, {"--text-column": options["text_column"]}, added,
                   prefix=options["output_prefix"], quiet=options["quiet"],
-                  input_format=options["input_format"], output_format=options["output_format"])  # fmt: skip
+                  input_format=options["input_format"], output_format=options["output_format"],
+                  resume=options["resume"])  # fmt: skip
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
@@ -76,7 +77,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     try:
         bounds = LikelihoodBounds(model, block_size=options["block_size"], memory=memory,
                                   token_budget=options["token_budget"])  # fmt: skip
-        run.process(batches, fields)
+        run.process(batches, fields, f"{bounds.signature(config)} z:{z}")
     except BaseException:
         run.abandon()
         raise

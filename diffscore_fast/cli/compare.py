@@ -18,6 +18,7 @@ from diffscore_fast.cli.score import context_column, make_config
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
+from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.record import FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, InvalidRecord, ScoreTable, Signature
 from diffscore_fast.scorer import DiffScorer
@@ -80,6 +81,8 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     columns, id_column = options["candidate_columns"], options["id_column"]
     if len(paths) > 2 or (len(paths) == 2) == bool(columns):
         raise InputError("give two files, or one file and --candidate-columns A B")
+    if paths.count(STANDARD_STREAM) > 1:
+        raise InputError("both files are standard input; give one of them a name")
     if len(paths) == 1:
         if id_column is not None:
             raise InputError("--id-column joins two files; one file needs none")

@@ -51,7 +51,7 @@ def print_info(model: str | None = None) -> None:
             pattern + (f" {item.block_sizes}" if item.block_sizes else "") for pattern, item in spec.patterns.items()
         )
         runs = "transformers" if isinstance(loaded.backbone, WholeBackbone) else "own network"
-        table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.weights_sha256[:12]}")
+        table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.fingerprint[:12]}")
         table.add_row("reads", _reads(loaded))
     for device in devices:
         table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,22 +19,30 @@ SAMPLING_OPTIONS = ("orders", "surrogate_orders", "surrogate", "plain", "folds",
                     "comparators")  # fmt: skip
 # Options of `score` that are about its files, not about the number; `compare` has all the others.
 FILE_OPTIONS = ("input_path", "output_path", "output_format", "output_prefix", "profile", "tokens", "heatmap", "show",
-                "profile_run", "quiet")  # fmt: skip
+                "profile_run", "quiet", "resume")  # fmt: skip
 EXIT_SOME_FAILED = 3
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
+
+
+def _standard_output(context: click.Context, option: click.Parameter, path: str) -> str:
+    """Standard output by its other names, which a file of its own must not replace."""
+    return "-" if path in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else path
 
 
 def file_and_model(command: Callable[..., None]) -> Callable[..., None]:
     """What `score` and `bound` read, write and run."""
     for option in reversed((
         click.argument("input_path", metavar="INPUT"),
-        click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT",
+        click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT", callback=_standard_output,
                      help="File to write (.gz and .zst compress); '-' is standard output."),
         click.option("--format", "input_format", type=click.Choice(FORMATS),
                      help="Format of INPUT; by its name if not given, else JSON Lines."),
         click.option("--output-format", type=click.Choice(FORMATS),
                      help="Format of OUTPUT; by its name if not given, else that of INPUT."),
+        click.option("--resume", is_flag=True,
+                     help="Go on behind the rows that a stopped run of the same command has left (JSON Lines, CSV, "
+                     "TSV); from the start if there are none."),
         click.option("--model", default="mini", show_default=True,
                      help="Embedded model, folder, or cached Hugging Face name."),
     )):  # fmt: skip
@@ -94,7 +103,9 @@ def main() -> None:
 @click.option("--tokens", is_flag=True, help="Add [start, end, log-prob] of every token.")
 @click.option("--heatmap", metavar="FILE", help="Write the first 200 rows, coloured by token, as an HTML page; '-' "
               "prints the first 20 to the terminal.")  # fmt: skip
-@click.option("--show", default=0, metavar="N", help="Print the first N rows with their scores.")
+@click.option(
+    "--show", default=0, type=click.IntRange(0), metavar="N", help="Print the first N rows with their scores."
+)
 @click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
               "--memory allows.")  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="What scoring may take beside the loaded model, such as 800M or 2G.")
@@ -105,7 +116,8 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 
     Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. Rows keep their order
     and all their fields; score, stderr, tokens and status are added. Exit code 0: every row scored, or skipped by
-    policy; 3: some rows failed; 2: wrong usage or unusable input, nothing written.
+    policy; 3: some rows failed; 2: wrong usage, or a file or model that cannot be used; 130 or 143: stopped by a
+    signal. Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
     """
     from diffscore_fast.cli.score import run_score
 
@@ -169,6 +181,11 @@ def bound(input_path: str, output_path: str, model: str, **options: Any) -> None
     from diffscore_fast.cli.bound import run_bound
 
     source = click.get_current_context().get_parameter_source
+    for name, works, needed in (
+        ("surrogate_orders", options["surrogate"] == "self", "--surrogate self"),
+        ("force", options["method"] != "estimate", "an exact likelihood; leave out --method estimate"),
+    ):
+        _refuse_if_idle(name, works, needed)
     given = [name for name in SAMPLING_OPTIONS if source(name) is ParameterSource.COMMANDLINE]
     options["sampling_options"] = ["--" + name.replace("_", "-") for name in given]
     _run(run_bound, input_path, output_path, model, options)
@@ -207,27 +224,41 @@ def info(model: str | None) -> None:
     """Print versions, devices, models, and which implementation each operation resolves to."""
     from diffscore_fast.cli.info import print_info
 
-    try:
-        print_info(model)
-    except DiffScoreError as error:
-        click.echo(f"diffscore: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
+    _run(print_info, model)
 
 
 def _refuse_idle(options: dict[str, Any]) -> None:
     """Refuse an option that was given and would do nothing, so that nobody believes it did."""
-    source = click.get_current_context().get_parameter_source
     for name, works, needed in (
         ("alpha", options["direction"] == "bidirectional", "--direction bidirectional"),
         ("aggregate", options["references_column"] is not None, "--references-column"),
         ("max_draws", options["target_stderr"] is not None, "--target-stderr"),
         ("tagger", options["mask_words"] != "all", "--mask-words"),
-    ):
-        if source(name) is ParameterSource.COMMANDLINE and not works:
-            raise click.UsageError(f"--{name.replace('_', '-')} needs {needed}")
+        ("source_column", options["direction"] != "marginal" and options["references_column"] is None,
+         "a direction that reads sources, and no --references-column"),
+        ("show", not options.get("quiet"), "the summary; leave out --quiet"),
+    ):  # fmt: skip
+        _refuse_if_idle(name, works, needed)
 
 
-def _run(command: Callable[..., bool], *arguments: Any) -> None:
+def _refuse_if_idle(name: str, works: bool, needed: str) -> None:
+    given = click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if given and not works:
+        raise click.UsageError(f"--{name.replace('_', '-')} needs {needed}")
+
+
+class _Terminated(KeyboardInterrupt):
+    """A signal that ends the process: a run leaves its rows as it does when interrupted by hand."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise _Terminated(number)
+
+
+def _run(command: Callable[..., bool | None], *arguments: Any) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, _terminate)
     try:
         failed = command(*arguments)
     except DiffScoreError as error:
@@ -236,6 +267,8 @@ def _run(command: Callable[..., bool], *arguments: Any) -> None:
     except OSError as error:  # a full disk, a broken pipe: what was finished has been named
         click.echo(f"diffscore: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
+    except _Terminated as stopped:
+        sys.exit(128 + stopped.args[0])
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_SOME_FAILED if failed else 0)

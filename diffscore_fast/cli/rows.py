@@ -21,6 +21,7 @@ from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader, open_writer
 from diffscore_fast.io.input import STANDARD_STREAM
+from diffscore_fast.io.journal import Journal
 from diffscore_fast.io.output import partial_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
@@ -43,6 +44,8 @@ class FileRun:
     quiet : bool
     input_format, output_format : FileFormat or None
         If None, by the files' names.
+    resume : bool
+        Go on behind the rows that a stopped run has left.
 
     Raises
     ------
@@ -52,7 +55,7 @@ class FileRun:
 
     def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
                  prefix: str, quiet: bool, input_format: FileFormat | None = None,
-                 output_format: FileFormat | None = None) -> None:  # fmt: skip
+                 output_format: FileFormat | None = None, resume: bool = False) -> None:  # fmt: skip
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -60,6 +63,7 @@ class FileRun:
         self._names = {name: prefix + name for name in added}
         self._added = set(self._names.values())
         self._quiet = quiet
+        self._written = self._kept = 0  # rows that are in the file; rows that an earlier run left there
         self._started = time.perf_counter()
         self._reader = open_reader(input_path, input_format)
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
@@ -67,17 +71,29 @@ class FileRun:
                 raise InputError(f"output {output_path} would write over the input file; name another")
         self._records, present = self._checked_records(columns)
         types = {prefix + name: kind for name, kind in added.items()}
+        beside = Path(files_beside(output_path)[2])
+        if output_path != STANDARD_STREAM and (beside.is_dir() or (beside.exists() and not os.access(beside, os.W_OK))):
+            raise InputError(f"cannot write {beside}: it is a folder, or permission is denied")
         self._writer = open_writer(output_path, output_format, self._reader, present, types)
+        try:
+            self._journal = self._checked_journal(resume)
+        except BaseException:
+            self._writer.abandon()
+            raise
 
     def abandon(self) -> None:
         """Close without a result; what was written stays if there is anything."""
         partial = self._writer.abandon()
+        if partial is None and self._writer.leftover is None and self._journal is not None:
+            self._journal.remove()
         if partial is not None:
-            message = f"stopped: {self.statuses.total()} finished rows are in {partial}"
+            rows = self._written if self._journal is None else self._journal.rows
+            message = f"stopped: {rows} finished {'row is' if rows == 1 else 'rows are'} in {partial}"
+            message += "" if self._journal is None else "; --resume goes on behind them"
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def process(self, batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
-                fields: Callable[[Record, Any, int], dict[str, Any]]) -> None:  # fmt: skip
+                fields: Callable[[Record, Any, int], dict[str, Any]], identity: str) -> None:  # fmt: skip
         """Run all rows.
 
         Parameters
@@ -87,7 +103,10 @@ class FileRun:
             callback to tables of consecutive rows.
         fields : callable
             From a record, a table and an index to the values of the added fields, status and message apart.
+        identity : str
+            What the numbers depend on; a run is resumed under an equal one alone.
         """
+        self._go_on(identity)
         waiting: deque[Record] = deque()
 
         def rows() -> Iterator[Any]:
@@ -114,15 +133,22 @@ class FileRun:
                 with stage("write"):
                     for index, status in enumerate(table.status):
                         record = waiting.popleft()
-                        self.statuses[status] += 1
                         values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
                         if not values["message"]:
                             del values["message"]
                         named = {shown: values[name] for name, shown in self._names.items() if name in values}
                         self._writer.write(record, named)
+                        self.statuses[status] += 1
+                        if self._journal is not None:
+                            self._journal.add(record)
                     self._writer.flush()
+                    self._written = self.statuses.total()
+                    if self._journal is not None:
+                        self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=self._reader.position)
         self._writer.finish()
+        if self._journal is not None:
+            self._journal.remove()
 
     def report(self, profile: RunProfile, path: str) -> None:
         """Print where the time went, and write it as a Chrome trace."""
@@ -152,7 +178,15 @@ class FileRun:
         """
         if self._writer.is_file:
             about = {"kind": kind, "signature": signature.to_dict(), "rows": dict(self.statuses)}
-            Path(f"{self._writer.path}.signature.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            _, _, beside = files_beside(self._writer.path)
+            Path(beside).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        try:
+            self._print_summary(lines, signature, first)
+        except OSError as error:  # a closed pipe, a full disk: the rows are where they belong
+            self.errors.print(f"the summary could not be printed: {error}", highlight=False, markup=False)
+
+    def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
+                       first: Table | None) -> None:  # fmt: skip
         console = Console(stderr=self._writer.is_stream)
         if self._quiet:
             if self._writer.is_stream:
@@ -165,6 +199,8 @@ class FileRun:
             table.add_row(f"rows {status}", f"{count:,}")
         if not self.statuses:
             table.add_row("rows", "0")
+        if self._kept:
+            table.add_row("rows of the run before", f"{self._kept:,}; what follows is of the others")
         if self._reader.blank_lines:
             table.add_row("blank lines passed over", f"{self._reader.blank_lines:,}")
         for name, value in lines:
@@ -173,6 +209,39 @@ class FileRun:
         table.add_row("time", f"{self.seconds:.1f} s")
         console.print(table)
         console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
+
+    def _checked_journal(self, resume: bool) -> Journal | None:
+        """Where the run keeps how far it is; None for an output that cannot be gone on with."""
+        leftover = self._writer.leftover
+        if resume and not self._writer.can_resume:
+            raise InputError(f"--resume needs an output in JSON Lines, CSV or TSV, in a file, not compressed; "
+                             f"{self._writer.path} is not")  # fmt: skip
+        if leftover is not None and not resume:
+            way = "go on with --resume, or move it away" if self._writer.can_resume else "move it away"
+            raise InputError(f"rows of a run that was stopped are in {leftover}; {way}")
+        if not self._writer.can_resume:
+            return None
+        journal = Journal(Path(files_beside(self._writer.path)[1]))
+        if leftover is None:
+            journal.saved = None
+        elif journal.saved is None:
+            raise InputError(f"how far {leftover} is was in {journal.path}, which is gone; move it away to start anew")
+        return journal
+
+    def _go_on(self, identity: str) -> None:
+        """Pass over the rows that are done, and let the writer go on behind them."""
+        if self._journal is None:
+            return
+        reader = self._reader
+        place = os.stat(reader.path) if reader.format == "parquet" else None
+        about = [self._columns, self._names, None if place is None else [place.st_size, place.st_mtime_ns]]
+        num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
+        self._kept = self._written = self._journal.rows
+        if self._kept:
+            self.statuses.update(self._journal.statuses)
+            self._writer.resume(num_bytes)
+        else:
+            self._journal.save(self.statuses, 0)
 
     def _values(self, record: Record) -> tuple[Any, ...]:
         """The values of the columns, or as many `InvalidRecord`s."""
@@ -204,6 +273,12 @@ class FileRun:
                     "such as --output-prefix diffscore_"
                 )
         return chain(head, records), present
+
+
+def files_beside(output_path: str) -> tuple[str, str, str]:
+    """What a run keeps beside its output: unfinished rows, how far they are, and the signature."""
+    partial = str(partial_path(output_path))
+    return partial, f"{partial}.state", f"{output_path}.signature.json"
 
 
 def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
-from diffscore_fast.cli.rows import FileRun, number
+from diffscore_fast.cli.rows import FileRun, files_beside, number
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
@@ -46,12 +46,13 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     config = make_config(options)
     memory = None if options["memory"] is None else parse_size(options["memory"])
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
-    heatmap = _HeatMap(options, config, (input_path, output_path))
+    taken = (input_path, output_path, *files_beside(output_path), options["template"])
+    heatmap = _HeatMap(options, config, taken)
     if options["profile_run"]:
-        check_extra_output("profile", options["profile_run"], (input_path, output_path, options["heatmap"] or ""))
+        check_extra_output("profile", options["profile_run"], (*taken, options["heatmap"] or ""))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
-                  output_format=options["output_format"])  # fmt: skip
+                  output_format=options["output_format"], resume=options["resume"])  # fmt: skip
     scores, shown = array("d"), Table(title="first rows")
     shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
     shown.add_column("score", justify="right")
@@ -92,7 +93,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             config = make_config({**options, "attention": scorer.spec.default_pattern})
         scorer.check_patterns(config)
         with profile_run() if options["profile_run"] else nullcontext() as profile:
-            run.process(batches, fields)
+            run.process(batches, fields, str(scorer.signature(config)))
     except BaseException:
         run.abandon()
         raise
@@ -111,7 +112,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
 class _HeatMap:
     """The first rows of a run, kept for the heat map; nothing where none is asked for."""
 
-    def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, str]) -> None:
+    def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, ...]) -> None:
         self._path, self._direction = options["heatmap"], config.direction
         self._column = options["candidate_column"]
         if config.direction == "reverse":

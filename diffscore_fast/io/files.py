@@ -78,6 +78,10 @@ def open_writer(path: str, file_format: FileFormat | None, reader: RowReader, co
         Fields that will be added.
     """
     file_format = file_format or format_of(path) or reader.format
+    if reader.format == "parquet" != file_format:
+        from diffscore_fast.io.parquet import check_plain
+
+        check_plain(reader.path, reader.schema)  # type: ignore[attr-defined]
     if file_format == "jsonl":
         return JsonlWriter(path)
     if file_format == "parquet":

@@ -41,6 +41,8 @@ class InputFile:
     """
 
     def __init__(self, path: str) -> None:
+        if path == STANDARD_STREAM and sys.stdin is None:
+            raise InputError("standard input is closed")
         try:
             self._file: IO[bytes] = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
             # Only a regular file has a size to measure progress against.

@@ -10,6 +10,7 @@ from typing import Any
 from diffscore_fast.io.input import UNREADABLE, InputFile, without_mark
 from diffscore_fast.io.output import RowWriter
 from diffscore_fast.io.record import FileFormat, Record
+from diffscore_fast.text.checks import kind_of
 
 
 class JsonlReader:
@@ -129,7 +130,7 @@ def _parse(line: int, raw: bytes) -> Record:
     except ValueError as error:  # NaN, Infinity, or a number with more digits than Python reads
         return Record(line, raw, None, f"line {line} is not JSON: {error}")
     if not isinstance(value, _TopLevel):
-        return Record(line, raw, None, f"line {line} is a JSON {type(value).__name__}, not an object")
+        return Record(line, raw, None, f"line {line} is {kind_of(value)}, not an object")
     if value.repeated is not None:
         return Record(line, raw, None, f"line {line} has the key {value.repeated!r} twice")
     return JsonlRecord(line, raw, value)

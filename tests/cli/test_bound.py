@@ -82,3 +82,20 @@ def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monke
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2 and "65,535 states a block" in result.output
     assert not Path("out.jsonl").exists() and not Path("out.jsonl.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--z", "-3"], "z must be a finite number of at least 0"),
+        (["--z", "nan"], "z must be a finite number of at least 0"),
+        (["--surrogate", "single", "--surrogate-orders", "5"], "--surrogate-orders needs --surrogate self"),
+        (["--method", "estimate", "--force"], "--force needs an exact likelihood"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, arguments, message):
+    (tmp_path / "in.jsonl").write_text('{"text": "It rained."}\n')
+    command = ["bound", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), *arguments]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and message in result.output
+    assert not (tmp_path / "out.jsonl").exists()

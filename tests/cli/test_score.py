@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyarrow import parquet
 
 from diffscore_fast import scorer as scorer_module
 from diffscore_fast.cli import score as score_module
@@ -74,7 +79,7 @@ BAD = [
     (b'{"source": "", "candidate": "c"}', "empty_source", "no tokens"),
     (b'{"source": "s"}', "missing", "candidate is missing"),
     (b'{"source": "s", "candidate": null}', "missing", "candidate is missing"),
-    (b'{"source": "s", "candidate": 5}', "invalid_text", "is a int, not text"),
+    (b'{"source": "s", "candidate": 5}', "invalid_text", "is a number, not text"),
     (b'{"source": ["s"], "candidate": "c"}', "invalid_text", "is a list, not text"),
     (b'{"source": "s", "candidate": "\\ud800"}', "invalid_text", "lone surrogate"),
     (b'{"source": "s", "candidate": "c"', "invalid_record", "line 2 is not JSON"),
@@ -160,9 +165,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
     result, rows = run()
     assert result.exit_code == 2 and "no model" in result.output and rows is None
     assert not Path("out.jsonl.partial").exists()
-    Path("out.jsonl.partial").write_text("rows of an earlier run")
-    run()
-    assert Path("out.jsonl.partial").read_text() == "rows of an earlier run"
+    assert not Path("out.jsonl.partial.state").exists()
 
 
 def test_empty_file_standard_streams_and_gzip(run):
@@ -194,6 +197,58 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
     assert f"2 finished rows are in {Path('out.jsonl.partial').resolve()}" in result.output
     kept = [json.loads(line) for line in Path("out.jsonl.partial").read_text().splitlines()]
     assert [row["status"] for row in kept] == ["ok", "ok"]
+    result, rows = run()
+    assert result.exit_code == 2 and "go on with --resume, or move it away" in result.output and rows is None
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini, monkeypatch, name):
+    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    run(content=b"\n".join(json.dumps(row).encode() for row in ROWS))
+    arguments = ["score", "in.jsonl", "-o", name, "--draws", "2"]
+    invoke = CliRunner().invoke
+    invoke(main, arguments)
+    whole = Path(name).read_bytes()
+    signature = json.loads(Path(f"{name}.signature.json").read_text())
+    Path(name).unlink()
+    score_batch, done = mini._score_batch, []
+
+    def stopped(*arguments):
+        done.append(1)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return score_batch(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mini, "_score_batch", stopped)
+        assert invoke(main, arguments).exit_code == 130
+    partial = Path(f"{name}.partial")
+    partial.write_bytes(partial.read_bytes() + b'{"source": "cut sho')  # what a killed run leaves
+    for other in (["--seed", "1"], ["--tokens"]):
+        refused = invoke(main, [*arguments, "--resume", *other])
+        assert refused.exit_code == 2 and "made by other options" in refused.output
+    changed = Path("in.jsonl").read_bytes()
+    Path("in.jsonl").write_bytes(changed.replace(b"s", b"t", 2))
+    refused = invoke(main, [*arguments, "--resume"])
+    assert refused.exit_code == 2 and "the input is not the one" in refused.output
+    Path("in.jsonl").write_bytes(changed)
+    result = invoke(main, [*arguments, "--resume"])
+    assert "rows of the run before" in result.output, result.output
+    assert Path(name).read_bytes() == whole
+    assert json.loads(Path(f"{name}.signature.json").read_text()) == signature
+    assert not partial.exists() and not Path(f"{partial}.state").exists()
+
+
+def test_what_cannot_be_resumed_is_said(run):
+    result, _ = run("--resume")  # nothing to resume: from the start
+    assert result.exit_code in (0, 3)
+    for name in ("out.jsonl.gz", "out.parquet", "-"):
+        refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", name, "--resume"])
+        assert refused.exit_code == 2 and "--resume needs an output in JSON Lines, CSV or TSV" in refused.output
+    Path("new.jsonl.partial").write_text("rows of something else\n")
+    refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
+    assert refused.exit_code == 2 and "which is gone" in refused.output
+    assert Path("new.jsonl.partial").read_text() == "rows of something else\n"
 
 
 def test_a_profile_of_the_run_is_printed_and_written(run):
@@ -236,7 +291,7 @@ def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
     monkeypatch.setattr(mini, "_score_batch", stopped)
     Path("[").mkdir()
     result, _ = run("-o", "[/b].jsonl")
-    assert result.exit_code == 2 and "1 finished rows are in" in result.output and "No space left" in result.output
+    assert result.exit_code == 2 and "1 finished row is in" in result.output and "No space left" in result.output
 
 
 def test_what_is_shown_holds_nothing_that_moves_the_terminal(run):
@@ -261,3 +316,74 @@ def test_info_names_versions_models_and_implementations():
     assert result.exit_code == 0
     for expected in ("torch", "model mini", "masked_logprob on cpu", "prefix_attention on cpu", "float32"):
         assert expected in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_a_run_as_an_interrupt_does(run, mini, monkeypatch, number):
+    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    score_batch, done = mini._score_batch, []
+
+    def stopped(*arguments):
+        done.append(1)
+        if len(done) == 2:
+            os.kill(os.getpid(), number)
+        return score_batch(*arguments)
+
+    monkeypatch.setattr(mini, "_score_batch", stopped)
+    before = signal.getsignal(number)
+    try:
+        result, rows = run("--output-format", "parquet")
+    finally:
+        signal.signal(number, before)
+    assert result.exit_code == 128 + number and rows is None
+    assert parquet.read_table("out.jsonl.partial").num_rows == 1
+    assert "1 finished row is in" in result.output
+
+
+def test_standard_output_by_its_other_names_replaces_no_file(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    command = f"{sys.executable} -m diffscore_fast.cli.main score in.jsonl --draws 1 --quiet -o"
+    script = f"echo before > out.txt; {command} /dev/stdout >> out.txt; {command} /dev/fd/3 3>> out.txt"
+    script += "; echo after >> out.txt"
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("before", "after", 4)
+    assert lines[1] == lines[2] and json.loads(lines[1])["status"] == "ok"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--show", "-1"], "Invalid value for '--show'"),
+        (["--show", "3", "--quiet"], "--show needs the summary"),
+        (["--direction", "marginal", "--source-column", "x"], "--source-column needs a direction that reads sources"),
+        (["--heatmap", "out.jsonl.signature.json"], "would write over another file of the run"),
+        (["--heatmap", "out.jsonl.partial"], "would write over another file of the run"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(run, arguments, message):
+    result, rows = run(*arguments)
+    assert result.exit_code == 2 and message in result.output and rows is None
+
+
+def test_a_signature_that_cannot_be_written_is_found_before_scoring(run):
+    Path("out.jsonl.signature.json").mkdir()
+    result, rows = run()
+    assert result.exit_code == 2 and "signature.json: it is a folder" in result.output and rows is None
+
+
+def test_a_summary_that_cannot_be_printed_takes_nothing_from_the_rows(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    command = f"{sys.executable} -m diffscore_fast.cli.main score in.jsonl --draws 1 -o out.jsonl > /dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "the summary could not be printed" in done.stderr, done.stderr
+    assert (tmp_path / "out.jsonl").exists() and (tmp_path / "out.jsonl.signature.json").exists()
+
+
+def test_closed_streams_are_errors_for_people(tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    for redirected, stream in (("score in.jsonl -o - --quiet >&-", "output"), ("score - -o out.jsonl <&-", "input")):
+        command = f"{sys.executable} -m diffscore_fast.cli.main {redirected}"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2 and f"standard {stream} is closed" in done.stderr, done.stderr

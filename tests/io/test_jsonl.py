@@ -35,8 +35,8 @@ def test_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end(tmp_path):
     ("line", "problem"),
     [
         (b'{"a": ', "line 2 is not JSON"),
-        (b"[1, 2]", "line 2 is a JSON list, not an object"),
-        (b'"text"', "line 2 is a JSON str"),
+        (b"[1, 2]", "line 2 is a list, not an object"),
+        (b'"text"', "line 2 is a string"),
         (b'{"a": 1, "b": 2, "a": 3}', "line 2 has the key 'a' twice"),
         (b'{"a": NaN}', "line 2 is not JSON: NaN is no JSON number"),
         (b'{"a": "\xff"}', "line 2 is not UTF-8: byte 7 is 0xff"),

@@ -78,7 +78,6 @@ def test_large_files_keep_their_rows_through_row_groups_and_changing_dictionarie
     with parquet.ParquetWriter(tmp_path / "in.parquet", parts[0].schema) as writer:
         for part in parts:
             writer.write_table(part)
-    (tmp_path / "out.parquet.partial").write_bytes(b"what a killed run has left" * 100)
     run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
     before, after = parquet.read_table(tmp_path / "in.parquet"), parquet.read_table(tmp_path / "out.parquet")
     assert after["text"].equals(before["text"])
@@ -184,3 +183,26 @@ def test_whatever_is_damaged_every_row_has_a_place(tmp_path_factory, data, compr
     assert len(records) == reader.size
     for record in records:
         assert record.problem if record.fields is None else json.dumps(record.json_fields())
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (pyarrow.array([0], pyarrow.int64()).cast(pyarrow.timestamp("us", tz="Nope/Zone")), "Nope/Zone"),
+        (
+            pyarrow.StructArray.from_arrays([pyarrow.array([1]), pyarrow.array([2])], ["a", "a"]),
+            "two fields of one name",
+        ),
+    ],
+)
+def test_a_column_without_a_form_in_text_is_refused_before_the_run(tmp_path, column, problem):
+    table = pyarrow.table({"text": ["a"], "odd": column})
+    parquet.write_table(table, tmp_path / "in.parquet")
+    with pytest.raises(InputError, match=f"the column 'odd'.*{problem}"):
+        run_lengths(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    (tmp_path / "out.parquet.partial").write_bytes(b"what a killed run has left")
+    with pytest.raises(InputError, match="rows of a run that was stopped are in .*out.parquet.partial; move it away"):
+        run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    (tmp_path / "out.parquet.partial").unlink()
+    run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert parquet.read_table(tmp_path / "out.parquet").column("odd").type == column.type

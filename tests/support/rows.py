@@ -51,7 +51,7 @@ def run_lengths(source, target, column: str = "text", **options: Any) -> FileRun
                 "token_scores": [(0, 1, score), (1, 2, None)], "interval": [score, 0.0]}  # fmt: skip
 
     try:
-        run.process(batches, fields)
+        run.process(batches, fields, "test")
     except BaseException:
         run.abandon()
         raise

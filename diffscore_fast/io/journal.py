@@ -1,0 +1,86 @@
+"""How far a run has come, beside its unfinished output: what `--resume` goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diffscore_fast.errors import InputError
+from diffscore_fast.io.record import Record
+
+_BEGIN = {"rows": 0, "bytes": 0, "statuses": {}}
+
+
+class Journal:
+    """Rows that are whole in a partial file, the bytes they take, and a hash of the input's rows they were made of.
+
+    Parameters
+    ----------
+    path : Path
+        PARTIAL.state, read now and rewritten after every batch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.saved: dict[str, Any] | None = None
+        if path.exists():
+            try:
+                self.saved = {**_BEGIN, **json.loads(path.read_text(encoding="utf-8"))}
+            except (OSError, ValueError) as error:
+                raise InputError(f"cannot read {path}: {error}; move it and the rows beside it away") from None
+        self.identity = ""
+        self._read = hashlib.blake2b(digest_size=16)
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.saved is None else int(self.saved["rows"])
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        return {} if self.saved is None else self.saved["statuses"]
+
+    def pass_over(self, records: Iterator[Record], identity: str) -> int:
+        """Take the rows that are done from the input; returns the bytes that their output takes.
+
+        Raises
+        ------
+        InputError
+            If the earlier run was another one, by `identity`, or read other rows.
+        """
+        self.identity = identity
+        if not self.rows:
+            return 0
+        assert self.saved is not None
+        if self.saved["identity"] != identity:
+            raise InputError(f"the rows that are there were made by other options: {self.saved['identity']}; give "
+                             f"those again, or move {self.path.with_suffix('')} away")  # fmt: skip
+        passed = 0
+        for record in records:
+            self._read.update(record.raw)
+            passed += 1
+            if passed == self.rows:
+                break
+        if passed < self.rows or self._read.hexdigest() != self.saved["input"]:
+            raise InputError(f"the input is not the one that the {self.rows} rows that are there were made of; move "
+                             f"{self.path.with_suffix('')} away to start anew")  # fmt: skip
+        return int(self.saved["bytes"])
+
+    def add(self, record: Record) -> None:
+        """A row has been written."""
+        self._read.update(record.raw)
+
+    def save(self, statuses: Counter[str], num_bytes: int) -> None:
+        """All rows added so far are whole in the partial file, which has that many bytes."""
+        self.saved = {"rows": statuses.total(), "bytes": num_bytes, "statuses": dict(statuses),
+                      "input": self._read.hexdigest(), "identity": self.identity}  # fmt: skip
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        fresh.write_text(json.dumps(self.saved) + "\n", encoding="utf-8")
+        os.replace(fresh, self.path)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
