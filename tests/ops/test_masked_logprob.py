@@ -214,6 +214,8 @@ def test_a_target_outside_the_vocabulary_names_its_row():
         targets[2] = wrong
         with pytest.raises(IndexError, match=rf"targets\[2\] is {wrong}"):
             masked_logprob(hidden, weight, bias, targets)
+    with pytest.raises(IndexError, match=r"rows\[1\] is 4, outside the hidden states of 4"):
+        masked_logprob(hidden, weight, bias, targets % 130, rows=torch.tensor([0, 4, 1, 2]))
 
 
 @needs_extension
