@@ -13,6 +13,7 @@ import torch
 from triton import language as tl
 from triton.runtime import interpreter
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import (
     evidence_bounds,
     log_mean_exp,
@@ -155,6 +156,16 @@ def test_eight_bit_rows_are_spread_out_inside_the_tile(dtype):
 
 def test_infinite_logits():
     check_infinite_logits("triton")
+
+
+def test_mixed_types_are_refused():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    with pytest.raises(ImplementationError, match="needs one type"):
+        masked_logprob(hidden, weight.bfloat16(), bias, targets, implementation="triton")
+    layout = make_layout([3], [(0, 4)])
+    query, *others = tensors(layout, 1, 1, 32, 4)
+    with pytest.raises(ImplementationError, match="'triton' takes one type"):
+        prefix_attention(query, *(item.bfloat16() for item in others), layout, implementation="triton")
 
 
 def test_no_rows():
