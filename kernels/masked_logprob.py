@@ -120,8 +120,8 @@ def forward_kernel(
     """One row block over one vocabulary split.
 
     rows, targets [N] int64; target_logit [N] (written without STATISTICS, read with it);
-    maximum, total [splits, N]: max z and sum exp(z - max); with STATISTICS weighted [splits, N]: sum (z - max)
-    exp(z - max), above [splits, N] int32: number of logits above the target's.
+    maximum, total [splits, N]: max z and sum exp(z - max), with a max of +inf read as 0 there; with STATISTICS
+    weighted [splits, N]: sum (z - max) exp(z - max), above [splits, N] int32: number of logits above the target's.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1).to(tl.int64)
@@ -151,8 +151,8 @@ def forward_kernel(
         else:
             hit = token[None, :] == target[:, None]
             found += tl.sum(tl.where(hit, z, 0.0), axis=1)
-        new_best = tl.maximum(best, tl.max(z, axis=1))
-        centre = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf - -inf would be NaN
+        new_best = tl.maximum(best, tl.max(z, axis=1))  # NaN is left out; it shows in the sums
+        centre = tl.where(tl.abs(new_best) == float("inf"), 0.0, new_best)  # inf - inf would be NaN
         shifted = z - centre[:, None]
         power = tl.exp(shifted)
         factor = tl.exp(best - centre)
@@ -186,6 +186,7 @@ def merge_kernel(
     for _ in range(splits):
         best = tl.maximum(best, tl.load(maximum + at, mask=ok, other=0.0))
         at += count
+    centre = tl.where(tl.abs(best) == float("inf"), 0.0, best)
     mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
     moment = tl.zeros((BLOCK_N,), dtype=tl.float32)
     higher = tl.zeros((BLOCK_N,), dtype=tl.int64)
@@ -194,7 +195,7 @@ def merge_kernel(
         peak = tl.load(maximum + at, mask=ok, other=0.0)
         part = tl.load(total + at, mask=ok, other=0.0)
         seen = peak > float("-inf")
-        moved = tl.where(seen, peak - best, 0.0)
+        moved = tl.where(seen, peak - centre, 0.0)
         factor = tl.where(seen, tl.exp(moved), 0.0)
         mass += part * factor
         if STATISTICS:
@@ -202,9 +203,10 @@ def merge_kernel(
             higher += tl.load(above + at, mask=ok, other=0)
         at += count
     target = tl.load(target_logit + place, mask=ok, other=0.0)
-    # A split that holds +inf has a mass of inf - inf; it takes all the mass, so the sum's own logarithm is 0.
-    log_mass = tl.where(best == float("inf"), 0.0, tl.log(mass))
-    value = tl.where(target == float("-inf"), float("-inf"), (target - best) - log_mass)
+    # The mass is +inf where a logit is, and NaN where one is NaN, whatever the others are.
+    log_mass = tl.log(mass)
+    impossible = (target == float("-inf")) & (mass == mass)
+    value = tl.where(impossible, float("-inf"), (target - best) - log_mass)
     tl.store(log_prob + place, value, mask=ok)
     tl.store(log_sum_exp + place, best + log_mass, mask=ok)
     if STATISTICS:

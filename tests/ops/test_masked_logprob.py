@@ -198,6 +198,24 @@ def check_infinite_logits(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("places", [(1, 2), (2, 1), (0, 63), (5, 2500), (2500, 5)], ids=str)
+def test_nan_spoils_its_row_beside_plus_infinity(implementation, places):
+    check_nan_beside_infinity(implementation, places)
+
+
+def check_nan_beside_infinity(implementation: str, places: tuple[int, int]) -> None:
+    """A NaN in the bias, and +inf before or after it, in the same tile, split or another."""
+    hidden, weight = torch.zeros(3, 32), torch.zeros(2600, 32)
+    bias = torch.zeros(2600)
+    bias[[*places, 7]] = torch.tensor([math.inf, math.nan, -math.inf])
+    targets = torch.tensor([3, 7, places[0]])
+    got = masked_logprob_statistics(hidden, weight, bias, targets, implementation=implementation)
+    for column in (got.log_prob, got.log_sum_exp, got.entropy):
+        assert column.isnan().all()
+    assert masked_logprob(hidden, weight, bias, targets, implementation=implementation).isnan().all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_tied_target_is_not_outranked_by_itself(implementation):
     hidden, weight, bias, targets = problem(30, 384, 300)
     weight[1::2] = weight[::2]  # every token has a twin with the same logit

@@ -24,6 +24,7 @@ from diffscore_fast.ops import (
 from diffscore_fast.ops.triton_kernels import kernels
 from tests.ops.test_masked_logprob import (
     check_infinite_logits,
+    check_nan_beside_infinity,
     exact,
     problem,
     spread_out,
@@ -156,6 +157,11 @@ def test_eight_bit_rows_are_spread_out_inside_the_tile(dtype):
 
 def test_infinite_logits():
     check_infinite_logits("triton")
+
+
+@pytest.mark.parametrize("places", [(1, 2), (2, 1), (0, 63), (5, 2500), (2500, 5)], ids=str)
+def test_nan_spoils_its_row_beside_plus_infinity(places):
+    check_nan_beside_infinity("triton", places)
 
 
 def test_mixed_types_are_refused():
