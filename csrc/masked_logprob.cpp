@@ -165,6 +165,7 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
                    float* target) {
   const int64_t side = problem.side_by_side();
   share_units(problem.panels / side, [&](const auto& claim) {
+    const Products products(problem.brgemm, problem.type);
     Scratch tile(kTileRows * problem.tile_stride());
     std::vector<char> rows(problem.weight_tile_bytes(), 0);
     for (int64_t unit; claim(unit);) {
@@ -179,7 +180,6 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
         target[first + lane] = row[lane];
       }
     }
-    if (problem.brgemm) end_products(problem.type);
   });
 }
 
@@ -189,6 +189,7 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
   const int64_t groups = (problem.panels + at_once - 1) / at_once;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
+    const Products products(problem.brgemm, problem.type);
     const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : problem.side_by_side();
     Scratch tiles(together * kTileRows * kLanes);
     std::vector<char> scratch(problem.brgemm || !weight.is_float() ? problem.weight_tile_bytes() : 0);
@@ -230,7 +231,6 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
         }
       }
     }
-    if (problem.brgemm) end_products(problem.type);
   });
 }
 
