@@ -30,6 +30,7 @@ from tests.ops.test_masked_logprob import (
     spread_out,
 )
 from tests.ops.test_prefix_attention import dense, make_layout, tensors
+from tests.ops.test_segments import check_nan_in_a_segment
 
 OPTIONS = {"excluded_ids": (3, 2050), "vocab_size": 2100, "logit_scale": 0.5, "soft_cap": 4.0}
 LOW_PRECISION = [torch.bfloat16, torch.float16]
@@ -226,6 +227,11 @@ def test_log_mean_exp_matches_the_reference():
     got = log_mean_exp(values, segments, implementation="triton")
     for name in ("log_mean", "standard_error", "minimum", "maximum", "count"):
         torch.testing.assert_close(getattr(got, name), getattr(want, name), equal_nan=True)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_is_both_extremes_of_its_segment(place):
+    check_nan_in_a_segment("triton", place)
 
 
 def test_evidence_bounds_match_the_reference():
