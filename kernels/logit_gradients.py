@@ -60,9 +60,10 @@ class MaskedLogprob(torch.autograd.Function):
     def backward(ctx, grad_log_prob):  # type: ignore[no-untyped-def]
         hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
         excluded_ids, size, logit_scale, soft_cap = ctx.options
-        call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
         wanted = ctx.needs_input_grad[:3]
-        grads = gradients(call, size, log_sum_exp, grad_log_prob, wanted, gathered=rows is not None)
+        with torch.cuda.device_of(hidden):  # Triton launches on the current device
+            call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
+            grads = gradients(call, size, log_sum_exp, grad_log_prob, wanted, gathered=rows is not None)
         return (*grads, *[None] * 7)
 
 

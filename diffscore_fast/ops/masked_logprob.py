@@ -11,7 +11,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
 
@@ -220,11 +220,13 @@ def _one_type(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None) -> No
         raise ImplementationError(f"masked_logprob: 'triton' needs one type; got {hidden.dtype} and {weight.dtype}")
 
 
+@on_its_device
 def _triton(hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     _one_type(hidden, weight, arguments[-1])
     return kernels("logit_gradients").MaskedLogprob.apply(hidden, weight, *arguments)
 
 
+@on_its_device
 def _triton_statistics(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _one_type(hidden, weight, arguments[-1])
     return kernels("masked_logprob").run(hidden, weight, *arguments, statistics=True)

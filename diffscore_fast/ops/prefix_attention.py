@@ -13,7 +13,7 @@ from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
 KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -209,6 +209,7 @@ def _host(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 
+@on_its_device
 def _triton(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> Tensor:

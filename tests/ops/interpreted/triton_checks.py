@@ -6,6 +6,7 @@ Shapes are small: the interpreter runs one program at a time. What it cannot sho
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -173,6 +174,39 @@ def test_mixed_types_are_refused():
     query, *others = tensors(layout, 1, 1, 32, 4)
     with pytest.raises(ImplementationError, match="'triton' takes one type"):
         prefix_attention(query, *(item.bfloat16() for item in others), layout, implementation="triton")
+
+
+def test_every_launch_is_on_its_tensors_device(monkeypatch):
+    """Triton takes the current device, so that a launch outside `device_of` would miss a second GPU's tensors."""
+    entered, launches = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        entered.append(tensor)
+        yield
+        entered.pop()
+
+    launch = interpreter.GridExecutor.__call__
+
+    def recorded(self, *arguments, **options):
+        launches.append((self.fn.__name__, len(entered)))
+        return launch(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", recorded)
+    hidden, weight, bias, targets = problem(3, 32, 130)
+    masked_logprob(hidden.requires_grad_(), weight, bias, targets, implementation="triton").sum().backward()
+    masked_logprob_statistics(hidden, weight, bias, targets, implementation="triton")
+    layout = make_layout([3], [(0, 4)])
+    prefix_attention(*tensors(layout, 1, 1, 32, 4), layout, implementation="triton")
+    values, segments = torch.zeros(4, dtype=torch.float64), torch.tensor([0, 4])
+    log_mean_exp(values, segments, implementation="triton")
+    evidence_bounds(values, 2, segments, implementation="triton")
+    assert {name for name, _ in launches} == {
+        "forward_kernel", "merge_kernel", "logit_gradient_kernel", "target_logits_kernel", "stage_kernel",
+        "log_mean_exp_kernel", "evidence_bounds_kernel",
+    }  # fmt: skip
+    assert all(depth == 1 for _, depth in launches)
 
 
 def test_no_rows():
