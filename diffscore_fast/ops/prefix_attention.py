@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which queries see which keys, for W windows packed end to end. Host arrays: the schedule is made once a pack.
+    """Which queries see which keys, for W windows packed end to end.
+
+    Host arrays, which must not change: what a GPU needs of them is made once and kept in `schedules`.
 
     Parameters
     ----------
@@ -43,6 +46,7 @@ class AttentionLayout:
     prefix_lengths: np.ndarray
     query_places: np.ndarray | None = None
     block: int = 0
+    schedules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def prefix_attention(
@@ -213,10 +217,15 @@ def _host(array: np.ndarray) -> Tensor:
 def _triton(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> Tensor:
-    return kernels("prefix_attention").run(
-        query, key, value, prefix_key, prefix_value, layout.key_offsets, layout.query_offsets, layout.prefix_starts,
-        layout.prefix_lengths, layout.query_places, layout.block,
-    )  # fmt: skip
+    module = kernels("prefix_attention")
+    sizes = module.block_sizes(query.dtype, query.shape[2])
+    schedule = layout.schedules.get((query.device, sizes))
+    if schedule is None:
+        schedule = layout.schedules[query.device, sizes] = module.schedule_of(
+            layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths, layout.query_places,
+            layout.block, sizes, query.device,
+        )  # fmt: skip
+    return module.run(query, key, value, prefix_key, prefix_value, schedule)
 
 
 PREFIX_ATTENTION = Operation(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,23 @@ def test_low_precision_attention_loses_only_its_weights_rounding(dtype, width):
     assert got.dtype == dtype
     # Weights are rounded to the type before their product with the values.
     torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_a_layout_is_scheduled_once_for_all_layers(monkeypatch):
+    module, made = kernels("prefix_attention"), []
+    schedule_of = module.schedule_of
+    monkeypatch.setattr(module, "schedule_of", lambda *arguments: made.append(1) or schedule_of(*arguments))
+    layout = make_layout([5, 0, 40], [(0, 45), (0, 45), (7, 33)], block=4)
+    for seed in range(3):
+        inputs = tensors(layout, 2, 1, 32, 60, seed)
+        got = prefix_attention(*inputs, layout, implementation="triton")
+        torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=3e-6)
+    assert len(made) == 1
+    (schedule,) = layout.schedules.values()
+    parts = [*schedule.prefix, *schedule.window]
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1  # one copy to the device
+    assert all(part.data_ptr() % 16 == 0 for part in parts)
+    assert not replace(layout, block=0).schedules
 
 
 def test_prefix_attention_without_anything():
