@@ -34,13 +34,14 @@ def prefix_config(dtype: torch.dtype, width: int) -> Config:
     # The largest tiles that compile without spills for every target (bench.aot).
     if dtype == torch.float32:
         return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 4, 1)
-    return Config(128, 32, 8, 2)
+    return Config(128, 32, 8, 2) if width <= 128 else Config(64, 32, 8, 2)
 
 
 def window_config(dtype: torch.dtype, width: int) -> Config:
     if dtype == torch.float32:
-        return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 8, 1)
-    return Config(64, 32, 8 if width <= 32 else 4, 2)
+        wide = Config(16, 16, 8, 1) if width <= 128 else Config(16, 16, 4, 2)
+        return Config(32, 32, 8, 1) if width <= 64 else wide
+    return Config(64, 32, 4 if 32 < width <= 128 else 8, 2)
 
 
 @triton.jit
