@@ -37,7 +37,7 @@ def logit_gradient_kernel(
     hit = (token[None, :] == target[:, None]).to(tl.float32)
     slope = upstream[:, None] * (hit - tl.exp(z - normaliser[:, None])) * logit_scale
     if HAS_CAP:
-        ratio = z / soft_cap
+        ratio = z * (1.0 / soft_cap)  # a division of the whole tile spills registers (float32, sm_100)
         slope *= 1.0 - ratio * ratio
     slope = tl.where(not_excluded(token, excluded, EXCLUDED)[None, :], slope, 0.0)
     to = gradient + place[:, None] * (last - first) + (token - first)[None, :]

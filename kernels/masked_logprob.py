@@ -68,11 +68,22 @@ def logits_tile(
         total += tl.load(bias + token, mask=token_ok, other=0.0).to(tl.float32)[None, :]
     total *= logit_scale
     if HAS_CAP:
-        # tanh by exp of a negative number, which cannot overflow
-        small = tl.exp(-2.0 * tl.abs(total) / soft_cap)
-        tangent = (1.0 - small) / (1.0 + small)
-        total = tl.where(total < 0, -soft_cap * tangent, soft_cap * tangent)
+        total = soft_cap * hyperbolic_tangent(total / soft_cap)
     return total
+
+
+@triton.jit
+def hyperbolic_tangent(x):
+    """sign(x) (1 - e) / (1 + e), e = exp(-2 |x|); near 0 an odd polynomial, since 1 - e cancels there."""
+    small = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - small) / (1.0 + small)
+    square = x * x
+    p = -6.0962997377e-3 * square + 2.0996894687e-2
+    p = p * square - 5.3850848228e-2
+    p = p * square + 1.3332769275e-1
+    p = p * square - 3.3333328366e-1
+    near = p * square * x + x
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit

@@ -216,6 +216,20 @@ def check_nan_beside_infinity(implementation: str, places: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("soft_cap", [30.0, 3000.0])
+def test_a_wide_soft_cap_costs_no_digits(implementation, soft_cap):
+    check_wide_soft_cap(implementation, soft_cap)
+
+
+def check_wide_soft_cap(implementation: str, soft_cap: float) -> None:
+    hidden, weight, bias, targets = problem(8, 64, 500)
+    logits = soft_cap * torch.tanh((hidden.double() @ weight.double().T + bias.double()) / soft_cap)
+    want = torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
+    got = masked_logprob(hidden, weight, bias, targets, soft_cap=soft_cap, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_tied_target_is_not_outranked_by_itself(implementation):
     hidden, weight, bias, targets = problem(30, 384, 300)
     weight[1::2] = weight[::2]  # every token has a twin with the same logit

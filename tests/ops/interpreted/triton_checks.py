@@ -27,6 +27,7 @@ from diffscore_fast.ops.triton_kernels import kernels
 from tests.ops.test_masked_logprob import (
     check_infinite_logits,
     check_nan_beside_infinity,
+    check_wide_soft_cap,
     exact,
     problem,
     spread_out,
@@ -165,6 +166,11 @@ def test_infinite_logits():
 @pytest.mark.parametrize("places", [(1, 2), (2, 1), (0, 63), (5, 2500), (2500, 5)], ids=str)
 def test_nan_spoils_its_row_beside_plus_infinity(places):
     check_nan_beside_infinity("triton", places)
+
+
+@pytest.mark.parametrize("soft_cap", [30.0, 3000.0])
+def test_a_wide_soft_cap_costs_no_digits(soft_cap):
+    check_wide_soft_cap("triton", soft_cap)
 
 
 def test_mixed_types_are_refused():
