@@ -10,6 +10,8 @@ import triton.language as tl
 from diffscore_fast.kernels.masked_logprob import Launch, config_for, logits_tile, not_excluded, prepare, run
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
+
 GRADIENTS_AT_ONCE = 1 << 26  # bounds a slice of logit gradients, in numbers
 
 
@@ -58,6 +60,9 @@ class MaskedLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_log_prob):  # type: ignore[no-untyped-def]
+        # Not once_differentiable, which lets pass what has no graph of its own, a sum's gradient for instance.
+        if torch.is_grad_enabled():  # create_graph=True; the gradients would come without their graph
+            raise ImplementationError("masked_logprob: 'triton' has no second derivative; ask for 'reference'")
         hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
         excluded_ids, size, logit_scale, soft_cap = ctx.options
         wanted = ctx.needs_input_grad[:3]

@@ -56,7 +56,8 @@ def masked_logprob(
 
     log p[n] = z[n, targets[n]] - log sum_v exp z[n, v],  z = cap(logit_scale * (hidden @ weight.T + bias)),
     cap(z) = soft_cap * tanh(z / soft_cap), with v over the first `vocab_size` rows less `excluded_ids`.
-    Differentiable in hidden, weight and bias. A logit of +inf takes all the mass: the log-sum-exp is +inf, every other
+    Differentiable in hidden, weight and bias; a gradient of weight_scale and a second derivative are the reference's
+    alone. A logit of +inf takes all the mass: the log-sum-exp is +inf, every other
     token's log-prob -inf, its own and the entropy NaN. A logit that is NaN makes the row's results NaN.
 
     Parameters
@@ -78,7 +79,8 @@ def masked_logprob(
     weight_scale : Tensor [V], optional
         With an int8 `weight`: row v of the projection is weight_scale[v] * weight[v].
     implementation : str
-        "auto", or a name; a named one runs or raises.
+        "auto", or a name; a named one runs or raises. "auto" takes the reference for what kernels leave out: float64, a
+        gradient of weight_scale, and on a GPU hidden states and weight of different types.
 
     Returns
     -------
@@ -89,9 +91,16 @@ def masked_logprob(
     ------
     IndexError
         If a target is outside the real vocabulary.
+    ImplementationError
+        If the named implementation cannot run here, or has no gradient of weight_scale where one is wanted.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
-    chosen = MASKED_LOGPROB.resolve(hidden.device, _wanted(hidden, implementation))
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    tracked = torch.is_grad_enabled() and weight_scale is not None and weight_scale.requires_grad
+    wanted = _wanted(hidden, weight, weight_scale, implementation)
+    chosen = MASKED_LOGPROB.resolve(hidden.device, "reference" if tracked and wanted == AUTO else wanted)
+    if tracked and chosen.name != "reference":
+        raise ImplementationError(f"masked_logprob: {chosen.name!r} has no gradient of weight_scale; ask for "
+                                  "'reference' or 'auto'")  # fmt: skip
     return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
 
 

@@ -410,6 +410,38 @@ def test_gradients_match_the_references(options):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
+@needs_extension
+def test_a_second_derivative_is_the_references_alone():
+    check_second_derivative("cpu")
+
+
+def check_second_derivative(implementation: str) -> None:
+    hidden, weight, bias, targets = problem(5, 16, 40)
+    states = hidden.requires_grad_()
+    value = masked_logprob(states, weight, bias, targets, implementation=implementation).sum()
+    with pytest.raises(ImplementationError, match=f"{implementation}' has no second derivative"):
+        torch.autograd.grad(value, states, create_graph=True)
+    value = masked_logprob(states, weight, bias, targets, implementation="reference").sum()
+    (gradient,) = torch.autograd.grad(value, states, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), states)
+    assert second.abs().sum() > 0
+
+
+@needs_extension
+def test_a_gradient_of_the_weights_scale_is_the_references_alone():
+    check_scale_gradient("cpu")
+
+
+def check_scale_gradient(implementation: str) -> None:
+    hidden, weight, bias, targets = problem(5, 16, 40)
+    stored = (weight * 100).round().to(torch.int8)
+    scale = torch.full((40,), 0.01, requires_grad=True)
+    masked_logprob(hidden, stored, bias, targets, weight_scale=scale).sum().backward()
+    assert scale.grad is not None and scale.grad.abs().sum() > 0
+    with pytest.raises(ImplementationError, match="no gradient of weight_scale"):
+        masked_logprob(hidden, stored, bias, targets, weight_scale=scale, implementation=implementation)
+
+
 POISONED = """
 import torch
 from diffscore_fast.ops import AttentionLayout, ResidualNorm, linear, masked_logprob_statistics, prefix_attention

@@ -27,6 +27,8 @@ from diffscore_fast.ops.triton_kernels import kernels
 from tests.ops.test_masked_logprob import (
     check_infinite_logits,
     check_nan_beside_infinity,
+    check_scale_gradient,
+    check_second_derivative,
     check_wide_soft_cap,
     exact,
     problem,
@@ -171,6 +173,11 @@ def test_nan_spoils_its_row_beside_plus_infinity(places):
 @pytest.mark.parametrize("soft_cap", [30.0, 3000.0])
 def test_a_wide_soft_cap_costs_no_digits(soft_cap):
     check_wide_soft_cap("triton", soft_cap)
+
+
+def test_what_has_no_gradient_is_refused():
+    check_second_derivative("triton")
+    check_scale_gradient("triton")
 
 
 def test_mixed_types_are_refused():
