@@ -7,6 +7,7 @@ the vocabulary's size, and nothing is added atomically, so a row's bits depend o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -286,7 +287,7 @@ def prepare(
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     rows = torch.arange(len(targets), device=hidden.device) if rows is None else rows.contiguous()
-    excluded = torch.tensor([*excluded_ids] or [0], dtype=torch.int64, device=hidden.device)
+    excluded = _ids_on(hidden.device, tuple(excluded_ids) or (0,))
     inputs = (
         hidden, weight, hidden if bias is None else bias.contiguous(),
         hidden if weight_scale is None else weight_scale.float().contiguous(), rows, targets.contiguous(), excluded,
@@ -297,3 +298,9 @@ def prepare(
     }  # fmt: skip
     numbers = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
     return Launch(inputs, numbers, {**flags, **config_for(hidden.dtype, weight_scale is not None)._asdict()})
+
+
+@functools.lru_cache(maxsize=64)
+def _ids_on(device: torch.device, ids: tuple[int, ...]) -> Tensor:
+    """Kept for a model's next calls: a copy to a GPU waits for it."""
+    return torch.tensor(ids, dtype=torch.int64, device=device)

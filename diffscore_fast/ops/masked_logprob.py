@@ -75,7 +75,7 @@ def masked_logprob(
     vocab_size : int, optional
         Number of real vocabulary rows; rows beyond are padding. All rows if not given.
     logit_scale, soft_cap : float
-        As in the formula.
+        As in the formula; soft_cap above 0, or None for no cap.
     weight_scale : Tensor [V], optional
         With an int8 `weight`: row v of the projection is weight_scale[v] * weight[v].
     implementation : str
@@ -113,8 +113,9 @@ def masked_logprob_statistics(
 
     Not differentiable.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
-    chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, _wanted(hidden, implementation))
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    wanted = _wanted(hidden, weight, weight_scale, implementation)
+    chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, wanted)
     with torch.no_grad():
         return LogitStatistics(*chosen.function(
             hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
@@ -123,7 +124,7 @@ def masked_logprob_statistics(
 
 def _checked(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: tuple[int, ...], vocab_size: int | None,
+    excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None,
 ) -> tuple[int, tuple[int, ...]]:  # fmt: skip
     """Number of real vocabulary rows, and the excluded ids among them; refuses what a kernel would read beyond."""
     size = weight.shape[0] if vocab_size is None else vocab_size
@@ -139,22 +140,38 @@ def _checked(
     count = len(hidden) if rows is None else len(rows)
     if targets.shape != (count,):
         raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
-    for name, values, limit in (("targets", targets, size), ("rows", rows, len(hidden))):
-        if values is None:
-            continue
-        outside = (values < 0) | (values >= limit)
-        if bool(outside.any()):
-            row, what = int(outside.nonzero()[0, 0]), "vocabulary" if name == "targets" else "hidden states"
-            raise IndexError(f"masked_logprob: {name}[{row}] is {int(values[row])}, outside the {what} of {limit}")
+    if not torch.compiler.is_compiling():  # a graph cannot branch on values; the C++ operation checks them itself
+        _check_values(targets, rows, size, len(hidden))
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"masked_logprob: soft_cap must be above 0, or None for no cap; got {soft_cap}")
     if any(token < 0 for token in excluded_ids):
         raise ValueError(f"masked_logprob: excluded ids {excluded_ids} must not be negative")
     # A family's mask token may lie among the padded rows; it is outside the normaliser already.
     return size, tuple(token for token in excluded_ids if token < size)
 
 
-def _wanted(hidden: Tensor, implementation: str) -> str:
-    """Kernels accumulate in float32, so float64 hidden states, which ask for more, go to the reference."""
-    return "reference" if implementation == AUTO and hidden.dtype == torch.float64 else implementation
+def _check_values(targets: Tensor, rows: Tensor | None, size: int, states: int) -> None:
+    outside = [(targets < 0) | (targets >= size)]
+    if rows is not None:
+        outside.append((rows < 0) | (rows >= states))
+    wrong = torch.stack(outside)
+    if not bool(wrong.any()):  # the one wait for a GPU
+        return
+    which, row = wrong.nonzero()[0].tolist()
+    if which == 0:
+        raise IndexError(f"masked_logprob: targets[{row}] is {int(targets[row])}, outside the vocabulary of {size}")
+    assert rows is not None
+    raise IndexError(f"masked_logprob: rows[{row}] is {int(rows[row])}, outside the hidden states of {states}")
+
+
+def _wanted(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None, implementation: str) -> str:
+    """What to ask the registry for: "auto" goes to the reference where the types are not the kernels'.
+
+    They accumulate in float32, and float64 asks for more; on a GPU they multiply one type with itself.
+    """
+    mixed = weight_scale is None and hidden.dtype != weight.dtype
+    beyond = torch.float64 in (hidden.dtype, weight.dtype) or (mixed and hidden.device.type != "cpu")
+    return "reference" if implementation == AUTO and beyond else implementation
 
 
 def reference_logits(

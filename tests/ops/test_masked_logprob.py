@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
-from diffscore_fast.ops import MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
+from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.masked_logprob import _wanted
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -229,6 +230,14 @@ def check_wide_soft_cap(implementation: str, soft_cap: float) -> None:
     torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("soft_cap", [0.0, -3.0, math.nan])
+def test_a_soft_cap_that_caps_nothing_is_refused(soft_cap):
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    for function in (masked_logprob, masked_logprob_statistics):
+        with pytest.raises(ValueError, match="soft_cap must be above 0"):
+            function(hidden, weight, bias, targets, soft_cap=soft_cap)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_tied_target_is_not_outranked_by_itself(implementation):
     hidden, weight, bias, targets = problem(30, 384, 300)
@@ -248,6 +257,24 @@ def test_a_target_outside_the_vocabulary_names_its_row():
             masked_logprob(hidden, weight, bias, targets)
     with pytest.raises(IndexError, match=r"rows\[1\] is 4, outside the hidden states of 4"):
         masked_logprob(hidden, weight, bias, targets % 130, rows=torch.tensor([0, 4, 1, 2]))
+
+
+@needs_extension
+def test_a_graph_takes_the_operation_whole():
+    hidden, weight, bias, targets = problem(5, 32, 130)
+    rows = torch.tensor([0, 4, 4, 1, 2])
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(hidden, targets):
+        return masked_logprob(hidden, weight, bias, targets, rows=rows, excluded_ids=(3,), soft_cap=4.0)
+
+    states = hidden.requires_grad_()
+    want = masked_logprob(states, weight, bias, targets, rows=rows, excluded_ids=(3,), soft_cap=4.0)
+    got = compiled(states, targets)
+    assert torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(item.sum(), states)[0] for item in (got, want)))
+    with pytest.raises(IndexError, match=r"targets\[1\] is 130"):
+        compiled(states, targets.index_fill(0, torch.tensor([1]), 130))
 
 
 @needs_extension
@@ -277,6 +304,18 @@ def test_an_implementation_asked_for_by_name_runs_or_raises():
     with pytest.raises(ImplementationError, match="no implementation 'nonsense'"):
         masked_logprob(hidden, weight, bias, targets, implementation="nonsense")
     assert "CPU" in str(MASKED_LOGPROB.implementations["cpu"].unavailable(torch.device("cuda")))
+
+
+@needs_extension
+def test_types_that_kernels_do_not_take_go_to_the_reference():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    want = masked_logprob(hidden, weight, bias, targets, implementation="reference")
+    assert torch.equal(masked_logprob(hidden, weight.double(), bias, targets), want)
+    mixed = hidden.bfloat16(), weight, None
+    assert _wanted(*mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its types
+    far = [item if item is None else item.to("meta") for item in mixed]  # a device that is not the CPU
+    assert _wanted(*far, AUTO) == "reference"
+    assert _wanted(*far, "triton") == "triton"
 
 
 @needs_extension
