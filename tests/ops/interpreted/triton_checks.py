@@ -223,6 +223,15 @@ def test_every_launch_is_on_its_tensors_device(monkeypatch):
     assert all(depth == 1 for _, depth in launches)
 
 
+def test_excluded_ids_are_copied_to_a_device_once():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    prepare = kernels("masked_logprob").prepare
+    first, again, other = (
+        prepare(hidden, weight, bias, targets, None, ids, 1.0, None, None).inputs[-1] for ids in ((3, 7), [3, 7], (8,))
+    )
+    assert first is again and first.tolist() == [3, 7] and other.tolist() == [8]
+
+
 def test_no_rows():
     hidden, weight, bias, targets = problem(4, 32, 130)
     assert masked_logprob(hidden[:0], weight, bias, targets[:0], implementation="triton").shape == (0,)
