@@ -68,7 +68,7 @@ def cases() -> list[Case]:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for options in ({}, {"capped": True}, {"eight_bit": True}):
             found += logprob_cases("BD3-LM", 1024, 768, 50258, dtype, **options)
-        for heads, width in ((12, 32), (12, 64), (32, 128)):
+        for heads, width in ((12, 32), (12, 64), (32, 128), (16, 256)):
             found += attention_cases(heads, width, dtype)
     return found + [case for folds in (2, 8, 32, 128) for case in segment_cases(1_000_000, max(8, folds), folds)]
 

@@ -35,7 +35,22 @@ void pack_block(const char* const* rows, int64_t words, char* packed);
 void block_product(at::ScalarType type, const char* a, int64_t row_stride, int64_t depth, const char* b, float* c,
                    bool add);
 
-// Frees the units that the thread's products took (AMX holds them until told). Call when its work is done.
+// Frees the units that the thread's products took (AMX holds them until told).
 void end_products(at::ScalarType type);
+
+// Does so where its scope ends, by an exception as well.
+class Products {
+ public:
+  Products(bool brgemm, at::ScalarType type) : brgemm_(brgemm), type_(type) {}
+  ~Products() {
+    if (brgemm_) end_products(type_);
+  }
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+
+ private:
+  const bool brgemm_;
+  const at::ScalarType type_;
+};
 
 }  // namespace diffscore

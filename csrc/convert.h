@@ -6,8 +6,23 @@
 #include <c10/util/Half.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace diffscore {
+
+template <class Stored>
+void to_floats(const void* from, int64_t count, float* to, float scale = 1.0f) {
+  for (int64_t k = 0; k < count; ++k) to[k] = static_cast<float>(static_cast<const Stored*>(from)[k]) * scale;
+}
+
+// `count` neighbouring numbers of float32, bfloat16 or float16.
+inline void to_floats(at::ScalarType type, const void* from, int64_t count, float* to) {
+  switch (type) {
+    case at::kBFloat16: return to_floats<c10::BFloat16>(from, count, to);
+    case at::kHalf: return to_floats<c10::Half>(from, count, to);
+    default: std::memcpy(to, from, count * sizeof(float));
+  }
+}
 
 // Rows of a matrix whose last dimension is contiguous, read as float32. Rows of int8 carry a scale each.
 class RowReader {
@@ -26,21 +41,11 @@ class RowReader {
   const float* floats(int64_t row) const { return reinterpret_cast<const float*>(data_) + row * stride_; }
 
   void read(int64_t row, float* to) const {
-    const char* from = bytes(row);
-    switch (type_) {
-      case at::kBFloat16: return copy(reinterpret_cast<const c10::BFloat16*>(from), to, 1.0f);
-      case at::kHalf: return copy(reinterpret_cast<const c10::Half*>(from), to, 1.0f);
-      case at::kChar: return copy(reinterpret_cast<const int8_t*>(from), to, scales_[row]);
-      default: return copy(reinterpret_cast<const float*>(from), to, 1.0f);
-    }
+    if (type_ == at::kChar) return to_floats<int8_t>(bytes(row), width_, to, scales_[row]);
+    to_floats(type_, bytes(row), width_, to);
   }
 
  private:
-  template <class Stored>
-  void copy(const Stored* from, float* to, float scale) const {
-    for (int64_t k = 0; k < width_; ++k) to[k] = static_cast<float>(from[k]) * scale;
-  }
-
   const char* data_;
   at::ScalarType type_;
   int64_t size_, stride_, width_;

@@ -165,6 +165,7 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
                    float* target) {
   const int64_t side = problem.side_by_side();
   share_units(problem.panels / side, [&](const auto& claim) {
+    const Products products(problem.brgemm, problem.type);
     Scratch tile(kTileRows * problem.tile_stride());
     std::vector<char> rows(problem.weight_tile_bytes(), 0);
     for (int64_t unit; claim(unit);) {
@@ -179,7 +180,6 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
         target[first + lane] = row[lane];
       }
     }
-    if (problem.brgemm) end_products(problem.type);
   });
 }
 
@@ -189,6 +189,7 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
   const int64_t groups = (problem.panels + at_once - 1) / at_once;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
+    const Products products(problem.brgemm, problem.type);
     const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : problem.side_by_side();
     Scratch tiles(together * kTileRows * kLanes);
     std::vector<char> scratch(problem.brgemm || !weight.is_float() ? problem.weight_tile_bytes() : 0);
@@ -230,7 +231,6 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
         }
       }
     }
-    if (problem.brgemm) end_products(problem.type);
   });
 }
 
@@ -239,7 +239,7 @@ struct Outputs {
 };
 
 // Ordered merge of the splits, in float64: log p = (z_target - m) - log sum, so that a common offset costs no digits.
-// The sum of a split that holds +inf is NaN, being inf - inf; it takes all the mass, as in the limit of large logits.
+// A logit of +inf takes all the mass, as in the limit of large logits; a split's sum is NaN where it has met a NaN.
 Outputs merge(const Problem& problem, const Partial& partial, const float* target, const at::TensorOptions& options) {
   const int64_t rows = problem.rows, padded = problem.panels * kLanes, kept = problem.statistics ? rows : 0;
   Outputs out{at::empty({rows}, options), at::empty({rows}, options), at::empty({kept}, options),
@@ -249,8 +249,7 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
     bool undefined = false;
     for (int64_t split = 0; split < problem.splits; ++split) {
       maximum = std::max(maximum, partial.maximum.get()[split * padded + row]);
-      const int64_t at = split * padded + row;
-      undefined |= partial.maximum.get()[at] != kInfinity && std::isnan(partial.sum.get()[at]);
+      undefined |= std::isnan(partial.sum.get()[split * padded + row]);
     }
     const bool infinite = maximum == kInfinity && !undefined;
     double sum = 0.0, weighted = 0.0, above = 0.0;
@@ -258,7 +257,7 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
       const int64_t at = split * padded + row;
       if (problem.statistics) above += partial.above.get()[at];  // a count, whatever the sums are
       const double moved = double(partial.maximum.get()[at]) - maximum;
-      if (!(moved > -kInfinity)) continue;  // nothing but -inf was seen there
+      if (!(moved > -kInfinity)) continue;  // nothing but -inf was seen there, or +inf, whose entropy is undefined
       const double factor = std::exp(moved);
       sum += partial.sum.get()[at] * factor;
       if (problem.statistics) {

@@ -28,15 +28,17 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes
 constexpr int64_t kWindowPanels = 8;   // panels of one window; a long window is shared among threads
 
-// Rows of one head or of a [N, heads, width] tensor, float32, with the last dimension contiguous.
+// Rows of a [N, heads, width] tensor in float32, bfloat16 or float16, with the last dimension contiguous.
 struct Heads {
-  const float* data;
-  int64_t row_stride, head_stride;
+  const char* data;
+  at::ScalarType type;
+  int64_t row_bytes, head_bytes;
 
   explicit Heads(const at::Tensor& t)
-      : data(t.const_data_ptr<float>()), row_stride(t.stride(0)), head_stride(t.stride(1)) {}
-  Heads(const float* data, int64_t row_stride) : data(data), row_stride(row_stride), head_stride(0) {}
-  const float* at(int64_t row, int64_t head) const { return data + row * row_stride + head * head_stride; }
+      : data(static_cast<const char*>(t.const_data_ptr())), type(t.scalar_type()),
+        row_bytes(t.stride(0) * t.element_size()), head_bytes(t.stride(1) * t.element_size()) {}
+  const char* at(int64_t row, int64_t head) const { return data + row * row_bytes + head * head_bytes; }
+  const float* floats(int64_t row, int64_t head) const { return reinterpret_cast<const float*>(at(row, head)); }
 };
 
 struct Layout {
@@ -57,7 +59,8 @@ struct WindowUnit {
 };
 
 struct Problem {
-  Heads query, key, value, prefix_key, prefix_value;
+  Heads query;  // float32
+  Heads key, value, prefix_key, prefix_value;
   Layout layout;
   int64_t heads, group, width;  // `group` query heads share a key-value head
   float scale;
@@ -65,16 +68,17 @@ struct Problem {
   float *maximum, *sum;         // [Q, heads]
 };
 
-// Keys and values of one head, copied side by side. Rows of many heads lie a power of two times a small number apart,
-// so that a strided walk would meet few cache sets.
+// Keys and values of one head, copied side by side in float32. Rows of many heads lie a power of two times a small
+// number apart, so that a strided walk would meet few cache sets.
 class HeadCopy {
  public:
   void fill(const Problem& problem, const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
     keys_.resize(rows * problem.width);
     values_.resize(rows * problem.width);
     for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(key.at(first + row, head / problem.group), problem.width, keys_.data() + row * problem.width);
-      std::copy_n(value.at(first + row, head / problem.group), problem.width, values_.data() + row * problem.width);
+      const int64_t from = first + row, shared = head / problem.group, to = row * problem.width;
+      to_floats(key.type, key.at(from, shared), problem.width, keys_.data() + to);
+      to_floats(value.type, value.at(from, shared), problem.width, values_.data() + to);
     }
     width_ = problem.width;
   }
@@ -103,7 +107,7 @@ class Panel {
     vectors_ = vectors_for(count);
     const float* from[kLanes];
     for (int64_t lane = 0; lane < kLanes; ++lane)
-      from[lane] = lane < count ? problem_.query.at(rows[lane], head) : spare_.get();
+      from[lane] = lane < count ? problem_.query.floats(rows[lane], head) : spare_.get();
     inner_.gather(from, problem_.width, problem_.scale, query_.get(), vectors_);
     std::fill_n(maximum_.get(), kLanes, -kInfinity);
     std::fill_n(sum_.get(), kLanes, 0.0f);
@@ -114,7 +118,7 @@ class Panel {
   void prefetch(const int64_t* rows, int64_t count, int64_t head) const {
     constexpr int64_t line = 64 / sizeof(float);
     for (int64_t lane = 0; lane < count; ++lane) {
-      for (int64_t k = 0; k < problem_.width; k += line) __builtin_prefetch(problem_.query.at(rows[lane], head) + k);
+      for (int64_t k = 0; k < problem_.width; k += line) __builtin_prefetch(problem_.query.floats(rows[lane], head) + k);
     }
   }
 
@@ -272,14 +276,16 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
            const at::Tensor& prefix_value, const at::Tensor& key_offsets, const at::Tensor& query_offsets,
            const at::Tensor& prefix_starts, const at::Tensor& prefix_lengths,
            const std::optional<at::Tensor>& query_places) {
-  TORCH_CHECK(query.dim() == 3, "prefix_attention: query must be [Q, H, d]; got ", query.sizes());
+  const at::ScalarType type = query.scalar_type();
+  TORCH_CHECK(query.dim() == 3 && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf),
+              "prefix_attention: query must be [Q, H, d] in float32, bfloat16 or float16; got ", query.sizes(), " ",
+              type);
   for (const at::Tensor& t : {key, value, prefix_key, prefix_value}) {
     TORCH_CHECK(t.dim() == 3 && t.size(2) == query.size(2) && t.size(1) == key.size(1) && t.size(1) > 0 &&
                     query.size(1) % t.size(1) == 0,
                 "prefix_attention: keys and values must be [rows, Hkv, ", query.size(2), "] with Hkv a divisor of ",
                 query.size(1), "; got ", t.sizes());
-    TORCH_CHECK(t.scalar_type() == query.scalar_type(), "prefix_attention: query is ", query.scalar_type(),
-                ", a key or value ", t.scalar_type());
+    TORCH_CHECK(t.scalar_type() == type, "prefix_attention: query is ", type, ", a key or value ", t.scalar_type());
   }
   TORCH_CHECK(key.size(0) == value.size(0) && prefix_key.size(0) == prefix_value.size(0),
               "prefix_attention: keys and values differ in rows");
@@ -292,8 +298,9 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
   for (int64_t w = 0; w < windows; ++w) {
     const int64_t start = prefix_starts.const_data_ptr<int64_t>()[w];
     const int64_t length = prefix_lengths.const_data_ptr<int64_t>()[w];
-    TORCH_CHECK(length >= 0 && (length == 0 || (start >= 0 && start + length <= prefix_key.size(0))),
-                "prefix_attention: window ", w, " sees prefix rows ", start, " .. ", start + length, " of ",
+    // Not start + length, which may pass 2^63.
+    TORCH_CHECK(length >= 0 && (length == 0 || (start >= 0 && length <= prefix_key.size(0) - start)),
+                "prefix_attention: window ", w, " sees ", length, " prefix rows from ", start, " of ",
                 prefix_key.size(0));
   }
   TORCH_CHECK(!query_places || (query_places->scalar_type() == at::kLong && query_places->numel() == query.size(0)),
@@ -301,15 +308,20 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
 }
 
 at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& prefix_key, const at::Tensor& prefix_value, const at::Tensor& key_offsets,
-                            const at::Tensor& query_offsets, const at::Tensor& prefix_starts,
-                            const at::Tensor& prefix_lengths, const std::optional<at::Tensor>& query_places,
-                            int64_t block) {
+                            const at::Tensor& prefix_key, const at::Tensor& prefix_value,
+                            const at::Tensor& key_offsets_in, const at::Tensor& query_offsets_in,
+                            const at::Tensor& prefix_starts_in, const at::Tensor& prefix_lengths_in,
+                            const std::optional<at::Tensor>& query_places_in, int64_t block) {
+  const at::Tensor key_offsets = key_offsets_in.contiguous(), query_offsets = query_offsets_in.contiguous();
+  const at::Tensor prefix_starts = prefix_starts_in.contiguous(), prefix_lengths = prefix_lengths_in.contiguous();
+  std::optional<at::Tensor> query_places;
+  if (query_places_in) query_places = query_places_in->contiguous();
   check(query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, prefix_starts, prefix_lengths,
         query_places);
-  const auto prepare = [](const at::Tensor& t) { return last_contiguous(t.to(at::kFloat)); };
-  const at::Tensor q = prepare(query), k = prepare(key), v = prepare(value);
-  const at::Tensor pk = prepare(prefix_key), pv = prepare(prefix_value);
+  TORCH_CHECK(block >= 0, "prefix_attention: block must not be negative; got ", block);
+  // Keys and values are converted as their heads are copied: the arena of prefixes holds many times what is seen.
+  const at::Tensor q = last_contiguous(query.to(at::kFloat)), k = last_contiguous(key), v = last_contiguous(value);
+  const at::Tensor pk = last_contiguous(prefix_key), pv = last_contiguous(prefix_value);
   const int64_t heads = q.size(1), width = q.size(2);
   at::Tensor out = at::empty({q.size(0), heads, width}, q.options());
   Scratch maximum(q.size(0) * heads), sum(q.size(0) * heads);

@@ -74,9 +74,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> log_mean_
     sizes[s] = n;
     lowest[s] = kInfinity;
     highest[s] = -kInfinity;
-    for (int64_t i = 0; i < n; ++i) {
-      lowest[s] = own[i] < lowest[s] ? own[i] : lowest[s];
-      highest[s] = own[i] > highest[s] ? own[i] : highest[s];
+    for (int64_t i = 0; i < n; ++i) {  // a NaN is both extremes
+      lowest[s] = own[i] < lowest[s] || std::isnan(own[i]) ? own[i] : lowest[s];
+      highest[s] = own[i] > highest[s] || std::isnan(own[i]) ? own[i] : highest[s];
     }
     means[s] = n == 0 ? kNan : log_sum_exp(own, n) - std::log(static_cast<double>(n));
     // exp(value) / mean, less 1: relative, so that nothing overflows.

@@ -21,11 +21,15 @@ def log_mean_exp_kernel(values, segments, log_mean, error, minimum, maximum, BLO
     lane = tl.arange(0, BLOCK)
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float64)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float64)
+    undefined = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(first, last, BLOCK):
         at = start + lane
-        low = tl.minimum(low, tl.load(values + at, mask=at < last, other=float("inf")))
-        high = tl.maximum(high, tl.load(values + at, mask=at < last, other=float("-inf")))
+        value = tl.load(values + at, mask=at < last, other=float("inf"))
+        low = tl.minimum(low, value)
+        high = tl.maximum(high, tl.where(at < last, value, float("-inf")))
+        undefined |= (value != value).to(tl.int32)
     lowest, highest = tl.min(low, axis=0), tl.max(high, axis=0)
+    spoilt = tl.max(undefined, axis=0) > 0  # minimum and maximum leave a NaN out
     centre = tl.where(highest == float("-inf"), 0.0, highest)  # -inf minus -inf would be NaN
     terms = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(first, last, BLOCK):
@@ -42,8 +46,8 @@ def log_mean_exp_kernel(values, segments, log_mean, error, minimum, maximum, BLO
     known = (count > 1.0) & (highest > float("-inf"))
     tl.store(log_mean + segment, tl.where(count > 0.0, mean, float("nan")))
     tl.store(error + segment, tl.where(known, spread, float("nan")))
-    tl.store(minimum + segment, lowest)
-    tl.store(maximum + segment, highest)
+    tl.store(minimum + segment, tl.where(spoilt, float("nan"), lowest))
+    tl.store(maximum + segment, tl.where(spoilt, float("nan"), highest))
 
 
 def run(values: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,8 @@ import triton.language as tl
 from diffscore_fast.kernels.masked_logprob import Launch, config_for, logits_tile, not_excluded, prepare, run
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
+
 GRADIENTS_AT_ONCE = 1 << 26  # bounds a slice of logit gradients, in numbers
 
 
@@ -37,7 +39,7 @@ def logit_gradient_kernel(
     hit = (token[None, :] == target[:, None]).to(tl.float32)
     slope = upstream[:, None] * (hit - tl.exp(z - normaliser[:, None])) * logit_scale
     if HAS_CAP:
-        ratio = z / soft_cap
+        ratio = z * (1.0 / soft_cap)  # a division of the whole tile spills registers (float32, sm_100)
         slope *= 1.0 - ratio * ratio
     slope = tl.where(not_excluded(token, excluded, EXCLUDED)[None, :], slope, 0.0)
     to = gradient + place[:, None] * (last - first) + (token - first)[None, :]
@@ -58,11 +60,15 @@ class MaskedLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_log_prob):  # type: ignore[no-untyped-def]
+        # Not once_differentiable, which lets pass what has no graph of its own, a sum's gradient for instance.
+        if torch.is_grad_enabled():  # create_graph=True; the gradients would come without their graph
+            raise ImplementationError("masked_logprob: 'triton' has no second derivative; ask for 'reference'")
         hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
         excluded_ids, size, logit_scale, soft_cap = ctx.options
-        call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
         wanted = ctx.needs_input_grad[:3]
-        grads = gradients(call, size, log_sum_exp, grad_log_prob, wanted, gathered=rows is not None)
+        with torch.cuda.device_of(hidden):  # Triton launches on the current device
+            call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
+            grads = gradients(call, size, log_sum_exp, grad_log_prob, wanted, gathered=rows is not None)
         return (*grads, *[None] * 7)
 
 

@@ -7,6 +7,7 @@ the vocabulary's size, and nothing is added atomically, so a row's bits depend o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,11 +69,22 @@ def logits_tile(
         total += tl.load(bias + token, mask=token_ok, other=0.0).to(tl.float32)[None, :]
     total *= logit_scale
     if HAS_CAP:
-        # tanh by exp of a negative number, which cannot overflow
-        small = tl.exp(-2.0 * tl.abs(total) / soft_cap)
-        tangent = (1.0 - small) / (1.0 + small)
-        total = tl.where(total < 0, -soft_cap * tangent, soft_cap * tangent)
+        total = soft_cap * hyperbolic_tangent(total / soft_cap)
     return total
+
+
+@triton.jit
+def hyperbolic_tangent(x):
+    """sign(x) (1 - e) / (1 + e), e = exp(-2 |x|); near 0 an odd polynomial, since 1 - e cancels there."""
+    small = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - small) / (1.0 + small)
+    square = x * x
+    p = -6.0962997377e-3 * square + 2.0996894687e-2
+    p = p * square - 5.3850848228e-2
+    p = p * square + 1.3332769275e-1
+    p = p * square - 3.3333328366e-1
+    near = p * square * x + x
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit
@@ -120,8 +132,8 @@ def forward_kernel(
     """One row block over one vocabulary split.
 
     rows, targets [N] int64; target_logit [N] (written without STATISTICS, read with it);
-    maximum, total [splits, N]: max z and sum exp(z - max); with STATISTICS weighted [splits, N]: sum (z - max)
-    exp(z - max), above [splits, N] int32: number of logits above the target's.
+    maximum, total [splits, N]: max z and sum exp(z - max), with a max of +inf read as 0 there; with STATISTICS
+    weighted [splits, N]: sum (z - max) exp(z - max), above [splits, N] int32: number of logits above the target's.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1).to(tl.int64)
@@ -151,8 +163,8 @@ def forward_kernel(
         else:
             hit = token[None, :] == target[:, None]
             found += tl.sum(tl.where(hit, z, 0.0), axis=1)
-        new_best = tl.maximum(best, tl.max(z, axis=1))
-        centre = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf - -inf would be NaN
+        new_best = tl.maximum(best, tl.max(z, axis=1))  # NaN is left out; it shows in the sums
+        centre = tl.where(tl.abs(new_best) == float("inf"), 0.0, new_best)  # inf - inf would be NaN
         shifted = z - centre[:, None]
         power = tl.exp(shifted)
         factor = tl.exp(best - centre)
@@ -186,6 +198,7 @@ def merge_kernel(
     for _ in range(splits):
         best = tl.maximum(best, tl.load(maximum + at, mask=ok, other=0.0))
         at += count
+    centre = tl.where(tl.abs(best) == float("inf"), 0.0, best)
     mass = tl.zeros((BLOCK_N,), dtype=tl.float32)
     moment = tl.zeros((BLOCK_N,), dtype=tl.float32)
     higher = tl.zeros((BLOCK_N,), dtype=tl.int64)
@@ -194,7 +207,7 @@ def merge_kernel(
         peak = tl.load(maximum + at, mask=ok, other=0.0)
         part = tl.load(total + at, mask=ok, other=0.0)
         seen = peak > float("-inf")
-        moved = tl.where(seen, peak - best, 0.0)
+        moved = tl.where(seen, peak - centre, 0.0)
         factor = tl.where(seen, tl.exp(moved), 0.0)
         mass += part * factor
         if STATISTICS:
@@ -202,9 +215,10 @@ def merge_kernel(
             higher += tl.load(above + at, mask=ok, other=0)
         at += count
     target = tl.load(target_logit + place, mask=ok, other=0.0)
-    # A split that holds +inf has a mass of inf - inf; it takes all the mass, so the sum's own logarithm is 0.
-    log_mass = tl.where(best == float("inf"), 0.0, tl.log(mass))
-    value = tl.where(target == float("-inf"), float("-inf"), (target - best) - log_mass)
+    # The mass is +inf where a logit is, and NaN where one is NaN, whatever the others are.
+    log_mass = tl.log(mass)
+    impossible = (target == float("-inf")) & (mass == mass)
+    value = tl.where(impossible, float("-inf"), (target - best) - log_mass)
     tl.store(log_prob + place, value, mask=ok)
     tl.store(log_sum_exp + place, best + log_mass, mask=ok)
     if STATISTICS:
@@ -273,7 +287,7 @@ def prepare(
     hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
     rows = torch.arange(len(targets), device=hidden.device) if rows is None else rows.contiguous()
-    excluded = torch.tensor([*excluded_ids] or [0], dtype=torch.int64, device=hidden.device)
+    excluded = _ids_on(hidden.device, tuple(excluded_ids) or (0,))
     inputs = (
         hidden, weight, hidden if bias is None else bias.contiguous(),
         hidden if weight_scale is None else weight_scale.float().contiguous(), rows, targets.contiguous(), excluded,
@@ -284,3 +298,9 @@ def prepare(
     }  # fmt: skip
     numbers = (hidden.stride(0), weight.stride(0), float(logit_scale), float(soft_cap or 0.0))
     return Launch(inputs, numbers, {**flags, **config_for(hidden.dtype, weight_scale is not None)._asdict()})
+
+
+@functools.lru_cache(maxsize=64)
+def _ids_on(device: torch.device, ids: tuple[int, ...]) -> Tensor:
+    """Kept for a model's next calls: a copy to a GPU waits for it."""
+    return torch.tensor(ids, dtype=torch.int64, device=device)

@@ -34,13 +34,14 @@ def prefix_config(dtype: torch.dtype, width: int) -> Config:
     # The largest tiles that compile without spills for every target (bench.aot).
     if dtype == torch.float32:
         return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 4, 1)
-    return Config(128, 32, 8, 2)
+    return Config(128, 32, 8, 2) if width <= 128 else Config(64, 32, 8, 2)
 
 
 def window_config(dtype: torch.dtype, width: int) -> Config:
     if dtype == torch.float32:
-        return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 8, 1)
-    return Config(64, 32, 8 if width <= 32 else 4, 2)
+        wide = Config(16, 16, 8, 1) if width <= 128 else Config(16, 16, 4, 2)
+        return Config(32, 32, 8, 1) if width <= 64 else wide
+    return Config(64, 32, 4 if 32 < width <= 128 else 8, 2)
 
 
 @triton.jit
@@ -133,12 +134,61 @@ def stage_kernel(
         tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
+class Stage(NamedTuple):
+    """What `stage_kernel` reads of a layout, int64 on the device; see there."""
+
+    rows: Tensor
+    block_begin: Tensor
+    block_end: Tensor
+    block_first: Tensor
+    block_last: Tensor
+    has_prefix: Tensor
+    limits: Tensor
+
+
+class Schedule(NamedTuple):
+    """Both stages of a layout, and whether its windows are block-causal."""
+
+    prefix: Stage
+    window: Stage
+    limited: bool
+
+
+def block_sizes(dtype: torch.dtype, width: int) -> tuple[int, int]:
+    """Queries in a block of each stage: what a schedule depends on beside its layout."""
+    return prefix_config(dtype, width).BLOCK_Q, window_config(dtype, width).BLOCK_Q
+
+
+def schedule_of(
+    key_offsets: np.ndarray, query_offsets: np.ndarray, prefix_starts: np.ndarray, prefix_lengths: np.ndarray,
+    query_places: np.ndarray | None, block: int, sizes: tuple[int, int], device: torch.device,
+) -> Schedule:  # fmt: skip
+    """Arrays of `ops.AttentionLayout`; `sizes` as `block_sizes` gives them."""
+    nothing = np.zeros(1, dtype=np.int64)
+    rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, sizes[0])
+    prefix = (rows, begin, end, start, start + length, nothing, nothing)
+    window, begin, end = _window_blocks(query_offsets, sizes[1])
+    limits = _limits(key_offsets, query_offsets, query_places, block)
+    own = (nothing, begin, end, key_offsets[:-1][window], key_offsets[1:][window], prefix_lengths[window] > 0, limits)
+    stages = _on_device([*prefix, *own], device)
+    return Schedule(Stage(*stages[: len(prefix)]), Stage(*stages[len(prefix) :]), block > 0)
+
+
+def _on_device(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The arrays as int64 parts of one buffer, which one copy takes over."""
+    # Parts begin at multiples of 16 bytes: the launcher compiles a kernel anew for pointers that are not.
+    starts = np.cumsum([0, *(len(item) + len(item) % 2 for item in arrays)])
+    packed = np.zeros(starts[-1], dtype=np.int64)
+    for start, item in zip(starts[:-1], arrays, strict=True):
+        packed[start : start + len(item)] = item
+    buffer = torch.from_numpy(packed).to(device)
+    return [buffer[start : start + len(item)] for start, item in zip(starts[:-1], arrays, strict=True)]
+
+
 def run(
-    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, key_offsets: np.ndarray,
-    query_offsets: np.ndarray, prefix_starts: np.ndarray, prefix_lengths: np.ndarray, query_places: np.ndarray | None,
-    block: int,
-) -> Tensor:  # fmt: skip
-    """Arguments of `ops.prefix_attention`, the layout spread out. Returns [Q, H, d]."""
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, schedule: Schedule
+) -> Tensor:
+    """Arguments of `ops.prefix_attention`, the layout as its schedule. Returns [Q, H, d]."""
     query, key, value, prefix_key, prefix_value = (
         item if item.stride(2) == 1 else item.contiguous() for item in (query, key, value, prefix_key, prefix_value)
     )
@@ -150,32 +200,17 @@ def run(
     mass = torch.empty_like(best)
     padded = max(16, triton.next_power_of_2(width))  # a dot needs 16
     scale = LOG2_E / math.sqrt(width)
-
-    def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
-
-    def launch(config: Config, key: Tensor, value: Tensor, rows: np.ndarray, begin: np.ndarray, end: np.ndarray,
-               first: np.ndarray, last: np.ndarray, has_prefix: np.ndarray, limits: np.ndarray, *, prefix: bool,
-               limited: bool) -> None:  # fmt: skip
-        arrays = map(on_device, (rows, begin, end, first, last, has_prefix, limits))
-        stage_kernel[(len(begin), heads)](
-            query, key, value, *arrays, best, mass, state, out, heads, group, width, query.stride(0), query.stride(1),
-            key.stride(0), key.stride(1), value.stride(0), value.stride(1), scale, PREFIX=prefix, LIMITED=limited,
-            WIDTH=padded, **config._asdict(),
+    for stage, config, keys, values, prefix in (
+        (schedule.prefix, prefix_config(query.dtype, width), prefix_key, prefix_value, True),
+        (schedule.window, window_config(query.dtype, width), key, value, False),
+    ):
+        if not len(stage.block_begin):
+            continue
+        stage_kernel[(len(stage.block_begin), heads)](
+            query, keys, values, *stage, best, mass, state, out, heads, group, width, query.stride(0), query.stride(1),
+            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), scale, PREFIX=prefix,
+            LIMITED=schedule.limited and not prefix, WIDTH=padded, **config._asdict(),
         )  # fmt: skip
-
-    nothing = np.zeros(1, dtype=np.int64)
-    config = prefix_config(query.dtype, width)
-    rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, config.BLOCK_Q)
-    if len(begin):
-        launch(config, prefix_key, prefix_value, rows, begin, end, start, start + length, nothing, nothing,
-               prefix=True, limited=False)  # fmt: skip
-    config = window_config(query.dtype, width)
-    window, begin, end = _window_blocks(query_offsets, config.BLOCK_Q)
-    if len(begin):
-        limits = _limits(key_offsets, query_offsets, query_places, block)
-        launch(config, key, value, nothing, begin, end, key_offsets[:-1][window], key_offsets[1:][window],
-               prefix_lengths[window] > 0, limits, prefix=False, limited=block > 0)  # fmt: skip
     return out
 
 

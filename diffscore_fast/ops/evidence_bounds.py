@@ -10,7 +10,7 @@ from torch import Tensor
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.log_mean_exp import check_segments, segment_log_sums
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def _cpu(log_p: Tensor, folds: int, segments: Tensor) -> tuple[Tensor, Tensor, T
     return torch.ops.diffscore_fast.evidence_bounds(log_p, folds, segments)
 
 
+@on_its_device
 def _triton(log_p: Tensor, folds: int, segments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return kernels("evidence_bounds").run(log_p, folds, segments)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.logit_gradients import logit_gradients
 
 try:
@@ -78,6 +79,8 @@ def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-
 
 
 def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-def]
+    if torch.is_grad_enabled():  # create_graph=True; the gradients would come without their graph
+        raise ImplementationError("masked_logprob: 'cpu' has no second derivative; ask for 'reference'")
     hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
     excluded_ids, vocab_size, logit_scale, soft_cap = ctx.options
     grads = logit_gradients(

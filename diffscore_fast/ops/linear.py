@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
 
@@ -49,14 +50,22 @@ def linear(
     Returns
     -------
     Tensor [N, M], in the type of `x`
+
+    Raises
+    ------
+    ImplementationError
+        If the named implementation cannot run here, or has no gradient where one is wanted.
     """
     if activation not in ("none", "gelu", "swiglu"):
         raise ValueError(f"linear: activation must be none, gelu or swiglu; got {activation!r}")
-    if implementation == AUTO:
-        inputs = (x, weight, bias, *(residual_norm or ())[:3])
-        tracked = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
-        implementation = "reference" if tracked or x.dtype != torch.float32 else AUTO
-    return LINEAR.resolve(x.device, implementation).function(x, weight, bias, activation, residual_norm)
+    inputs = (x, weight, bias, *(residual_norm or ())[:3])
+    tracked = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
+    if implementation == AUTO and (tracked or x.dtype != torch.float32):
+        implementation = "reference"
+    chosen = LINEAR.resolve(x.device, implementation)
+    if tracked and chosen.name != "reference":
+        raise ImplementationError(f"linear: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
+    return chosen.function(x, weight, bias, activation, residual_norm)
 
 
 def _reference(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def _cpu(values: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return torch.ops.diffscore_fast.log_mean_exp(values, segments)
 
 
+@on_its_device
 def _triton(values: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return kernels("log_mean_exp").run(values, segments)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
 
@@ -56,7 +56,8 @@ def masked_logprob(
 
     log p[n] = z[n, targets[n]] - log sum_v exp z[n, v],  z = cap(logit_scale * (hidden @ weight.T + bias)),
     cap(z) = soft_cap * tanh(z / soft_cap), with v over the first `vocab_size` rows less `excluded_ids`.
-    Differentiable in hidden, weight and bias. A logit of +inf takes all the mass: the log-sum-exp is +inf, every other
+    Differentiable in hidden, weight and bias; a gradient of weight_scale and a second derivative are the reference's
+    alone. A logit of +inf takes all the mass: the log-sum-exp is +inf, every other
     token's log-prob -inf, its own and the entropy NaN. A logit that is NaN makes the row's results NaN.
 
     Parameters
@@ -74,11 +75,12 @@ def masked_logprob(
     vocab_size : int, optional
         Number of real vocabulary rows; rows beyond are padding. All rows if not given.
     logit_scale, soft_cap : float
-        As in the formula.
+        As in the formula; soft_cap above 0, or None for no cap.
     weight_scale : Tensor [V], optional
         With an int8 `weight`: row v of the projection is weight_scale[v] * weight[v].
     implementation : str
-        "auto", or a name; a named one runs or raises.
+        "auto", or a name; a named one runs or raises. "auto" takes the reference for what kernels leave out: float64, a
+        gradient of weight_scale, and on a GPU hidden states and weight of different types.
 
     Returns
     -------
@@ -89,9 +91,16 @@ def masked_logprob(
     ------
     IndexError
         If a target is outside the real vocabulary.
+    ImplementationError
+        If the named implementation cannot run here, or has no gradient of weight_scale where one is wanted.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
-    chosen = MASKED_LOGPROB.resolve(hidden.device, _wanted(hidden, implementation))
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    tracked = torch.is_grad_enabled() and weight_scale is not None and weight_scale.requires_grad
+    wanted = _wanted(hidden, weight, weight_scale, implementation)
+    chosen = MASKED_LOGPROB.resolve(hidden.device, "reference" if tracked and wanted == AUTO else wanted)
+    if tracked and chosen.name != "reference":
+        raise ImplementationError(f"masked_logprob: {chosen.name!r} has no gradient of weight_scale; ask for "
+                                  "'reference' or 'auto'")  # fmt: skip
     return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
 
 
@@ -104,8 +113,9 @@ def masked_logprob_statistics(
 
     Not differentiable.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size)
-    chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, _wanted(hidden, implementation))
+    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    wanted = _wanted(hidden, weight, weight_scale, implementation)
+    chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, wanted)
     with torch.no_grad():
         return LogitStatistics(*chosen.function(
             hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
@@ -114,7 +124,7 @@ def masked_logprob_statistics(
 
 def _checked(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: tuple[int, ...], vocab_size: int | None,
+    excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None,
 ) -> tuple[int, tuple[int, ...]]:  # fmt: skip
     """Number of real vocabulary rows, and the excluded ids among them; refuses what a kernel would read beyond."""
     size = weight.shape[0] if vocab_size is None else vocab_size
@@ -130,22 +140,38 @@ def _checked(
     count = len(hidden) if rows is None else len(rows)
     if targets.shape != (count,):
         raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
-    for name, values, limit in (("targets", targets, size), ("rows", rows, len(hidden))):
-        if values is None:
-            continue
-        outside = (values < 0) | (values >= limit)
-        if bool(outside.any()):
-            row, what = int(outside.nonzero()[0, 0]), "vocabulary" if name == "targets" else "hidden states"
-            raise IndexError(f"masked_logprob: {name}[{row}] is {int(values[row])}, outside the {what} of {limit}")
+    if not torch.compiler.is_compiling():  # a graph cannot branch on values; the C++ operation checks them itself
+        _check_values(targets, rows, size, len(hidden))
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"masked_logprob: soft_cap must be above 0, or None for no cap; got {soft_cap}")
     if any(token < 0 for token in excluded_ids):
         raise ValueError(f"masked_logprob: excluded ids {excluded_ids} must not be negative")
     # A family's mask token may lie among the padded rows; it is outside the normaliser already.
     return size, tuple(token for token in excluded_ids if token < size)
 
 
-def _wanted(hidden: Tensor, implementation: str) -> str:
-    """Kernels accumulate in float32, so float64 hidden states, which ask for more, go to the reference."""
-    return "reference" if implementation == AUTO and hidden.dtype == torch.float64 else implementation
+def _check_values(targets: Tensor, rows: Tensor | None, size: int, states: int) -> None:
+    outside = [(targets < 0) | (targets >= size)]
+    if rows is not None:
+        outside.append((rows < 0) | (rows >= states))
+    wrong = torch.stack(outside)
+    if not bool(wrong.any()):  # the one wait for a GPU
+        return
+    which, row = wrong.nonzero()[0].tolist()
+    if which == 0:
+        raise IndexError(f"masked_logprob: targets[{row}] is {int(targets[row])}, outside the vocabulary of {size}")
+    assert rows is not None
+    raise IndexError(f"masked_logprob: rows[{row}] is {int(rows[row])}, outside the hidden states of {states}")
+
+
+def _wanted(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None, implementation: str) -> str:
+    """What to ask the registry for: "auto" goes to the reference where the types are not the kernels'.
+
+    They accumulate in float32, and float64 asks for more; on a GPU they multiply one type with itself.
+    """
+    mixed = weight_scale is None and hidden.dtype != weight.dtype
+    beyond = torch.float64 in (hidden.dtype, weight.dtype) or (mixed and hidden.device.type != "cpu")
+    return "reference" if implementation == AUTO and beyond else implementation
 
 
 def reference_logits(
@@ -220,11 +246,13 @@ def _one_type(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None) -> No
         raise ImplementationError(f"masked_logprob: 'triton' needs one type; got {hidden.dtype} and {weight.dtype}")
 
 
+@on_its_device
 def _triton(hidden: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     _one_type(hidden, weight, arguments[-1])
     return kernels("logit_gradients").MaskedLogprob.apply(hidden, weight, *arguments)
 
 
+@on_its_device
 def _triton_statistics(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _one_type(hidden, weight, arguments[-1])
     return kernels("masked_logprob").run(hidden, weight, *arguments, statistics=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +14,17 @@ from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-from diffscore_fast.ops.triton_kernels import kernels, triton_unavailable
+from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
+KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which queries see which keys, for W windows packed end to end. Host arrays: the schedule is made once a pack.
+    """Which queries see which keys, for W windows packed end to end.
+
+    Host arrays, which must not change: what a GPU needs of them is made once and kept in `schedules`.
 
     Parameters
     ----------
@@ -42,6 +46,7 @@ class AttentionLayout:
     prefix_lengths: np.ndarray
     query_places: np.ndarray | None = None
     block: int = 0
+    schedules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def prefix_attention(
@@ -73,15 +78,21 @@ def prefix_attention(
     -------
     Tensor [Q, H, d], in the type of `query`
 
-    The reference alone is differentiable and takes float64; "auto" resolves to it in these cases.
+    The reference alone is differentiable and takes float64 and mixed types; "auto" resolves to it in these cases.
     """
     inputs = (query, key, value, prefix_key, prefix_value)
     tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
-    if implementation == AUTO and (tracked or query.dtype == torch.float64):
+    types = {item.dtype for item in inputs}
+    beyond = len(types) > 1 or not types <= KERNEL_TYPES
+    if implementation == AUTO and (tracked or beyond):
         implementation = "reference"
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
     if tracked and chosen.name != "reference":
         raise ImplementationError(f"prefix_attention: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
+    if beyond and chosen.name != "reference":
+        names = ", ".join(sorted(str(item).removeprefix("torch.") for item in types))
+        raise ImplementationError(f"prefix_attention: {chosen.name!r} takes one type, float32, bfloat16 or float16; "
+                                  f"got {names}")  # fmt: skip
     _check(*inputs, layout)
     return chosen.function(*inputs, layout)
 
@@ -105,8 +116,10 @@ def _check(
     seen = lengths > 0  # where a window sees no prefix, its start means nothing
     if len(lengths) != windows or (lengths < 0).any() or (starts[seen] < 0).any():
         raise ValueError("prefix_attention: prefix starts and lengths must be non-negative, one a window")
-    if (starts + lengths)[seen].max(initial=0) > len(prefix_key):
+    if (lengths > len(prefix_key) - starts)[seen].any():  # not starts + lengths, which may pass 2^63
         raise ValueError(f"prefix_attention: a window sees rows beyond the {len(prefix_key)} of the prefix keys")
+    if layout.block < 0:
+        raise ValueError(f"prefix_attention: block must not be negative; got {layout.block}")
     if layout.query_places is None:
         if layout.block and not np.array_equal(layout.key_offsets, layout.query_offsets):
             raise ValueError("prefix_attention: block-causal attention of a part of the queries needs their places")
@@ -190,13 +203,6 @@ def _cpu(
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
-    if query.dtype != torch.float32 and len(starts):
-        # The kernel takes float32: convert the rows that are seen, not the whole cache.
-        seen = lengths > 0
-        first = int(starts[seen].min()) if bool(seen.any()) else 0
-        last = int((starts + lengths)[seen].max()) if bool(seen.any()) else 0
-        prefix_key, prefix_value = prefix_key[first:last], prefix_value[first:last]
-        starts = torch.where(seen, starts - first, 0)
     return torch.ops.diffscore_fast.prefix_attention(
         query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block
     )
@@ -207,13 +213,19 @@ def _host(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 
+@on_its_device
 def _triton(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> Tensor:
-    return kernels("prefix_attention").run(
-        query, key, value, prefix_key, prefix_value, layout.key_offsets, layout.query_offsets, layout.prefix_starts,
-        layout.prefix_lengths, layout.query_places, layout.block,
-    )  # fmt: skip
+    module = kernels("prefix_attention")
+    sizes = module.block_sizes(query.dtype, query.shape[2])
+    schedule = layout.schedules.get((query.device, sizes))
+    if schedule is None:
+        schedule = layout.schedules[query.device, sizes] = module.schedule_of(
+            layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths, layout.query_places,
+            layout.block, sizes, query.device,
+        )  # fmt: skip
+    return module.run(query, key, value, prefix_key, prefix_value, schedule)
 
 
 PREFIX_ATTENTION = Operation(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 PACKAGE = "diffscore_fast.kernels"
 
@@ -34,3 +38,14 @@ def kernels(name: str) -> ModuleType:
         package.__path__ = [str(Path(__file__).parents[2] / "kernels")]
         sys.modules[PACKAGE] = package
     return import_module(f"{PACKAGE}.{name}")
+
+
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, run with its first argument's device as the current one, on which Triton launches."""
+
+    @functools.wraps(function)
+    def run(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        with torch.cuda.device_of(tensor):  # nothing on a CPU
+            return function(tensor, *arguments, **options)
+
+    return run

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import ResidualNorm, linear
 from diffscore_fast.ops.extension import cpu_unavailable
 
@@ -98,6 +99,10 @@ def test_any_tensor_that_wants_a_gradient_gets_one():
     bias = torch.zeros(32, requires_grad=True)
     linear(x, weight, bias, activation="gelu").sum().backward()
     assert bias.grad is not None and bias.grad.abs().sum() > 0
+    with pytest.raises(ImplementationError, match="'cpu' has no gradient"):
+        linear(x, weight, bias, implementation="cpu")
+    with torch.no_grad():
+        assert linear(x, weight, bias, implementation="cpu").shape == (12, 32)
 
 
 def test_registration_and_refusals():

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
-from diffscore_fast.ops import MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
+from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.masked_logprob import _wanted
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -198,6 +199,46 @@ def check_infinite_logits(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("places", [(1, 2), (2, 1), (0, 63), (5, 2500), (2500, 5)], ids=str)
+def test_nan_spoils_its_row_beside_plus_infinity(implementation, places):
+    check_nan_beside_infinity(implementation, places)
+
+
+def check_nan_beside_infinity(implementation: str, places: tuple[int, int]) -> None:
+    """A NaN in the bias, and +inf before or after it, in the same tile, split or another."""
+    hidden, weight = torch.zeros(3, 32), torch.zeros(2600, 32)
+    bias = torch.zeros(2600)
+    bias[[*places, 7]] = torch.tensor([math.inf, math.nan, -math.inf])
+    targets = torch.tensor([3, 7, places[0]])
+    got = masked_logprob_statistics(hidden, weight, bias, targets, implementation=implementation)
+    for column in (got.log_prob, got.log_sum_exp, got.entropy):
+        assert column.isnan().all()
+    assert masked_logprob(hidden, weight, bias, targets, implementation=implementation).isnan().all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("soft_cap", [30.0, 3000.0])
+def test_a_wide_soft_cap_costs_no_digits(implementation, soft_cap):
+    check_wide_soft_cap(implementation, soft_cap)
+
+
+def check_wide_soft_cap(implementation: str, soft_cap: float) -> None:
+    hidden, weight, bias, targets = problem(8, 64, 500)
+    logits = soft_cap * torch.tanh((hidden.double() @ weight.double().T + bias.double()) / soft_cap)
+    want = torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
+    got = masked_logprob(hidden, weight, bias, targets, soft_cap=soft_cap, implementation=implementation)
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, -3.0, math.nan])
+def test_a_soft_cap_that_caps_nothing_is_refused(soft_cap):
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    for function in (masked_logprob, masked_logprob_statistics):
+        with pytest.raises(ValueError, match="soft_cap must be above 0"):
+            function(hidden, weight, bias, targets, soft_cap=soft_cap)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_tied_target_is_not_outranked_by_itself(implementation):
     hidden, weight, bias, targets = problem(30, 384, 300)
     weight[1::2] = weight[::2]  # every token has a twin with the same logit
@@ -214,6 +255,26 @@ def test_a_target_outside_the_vocabulary_names_its_row():
         targets[2] = wrong
         with pytest.raises(IndexError, match=rf"targets\[2\] is {wrong}"):
             masked_logprob(hidden, weight, bias, targets)
+    with pytest.raises(IndexError, match=r"rows\[1\] is 4, outside the hidden states of 4"):
+        masked_logprob(hidden, weight, bias, targets % 130, rows=torch.tensor([0, 4, 1, 2]))
+
+
+@needs_extension
+def test_a_graph_takes_the_operation_whole():
+    hidden, weight, bias, targets = problem(5, 32, 130)
+    rows = torch.tensor([0, 4, 4, 1, 2])
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(hidden, targets):
+        return masked_logprob(hidden, weight, bias, targets, rows=rows, excluded_ids=(3,), soft_cap=4.0)
+
+    states = hidden.requires_grad_()
+    want = masked_logprob(states, weight, bias, targets, rows=rows, excluded_ids=(3,), soft_cap=4.0)
+    got = compiled(states, targets)
+    assert torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(item.sum(), states)[0] for item in (got, want)))
+    with pytest.raises(IndexError, match=r"targets\[1\] is 130"):
+        compiled(states, targets.index_fill(0, torch.tensor([1]), 130))
 
 
 @needs_extension
@@ -243,6 +304,18 @@ def test_an_implementation_asked_for_by_name_runs_or_raises():
     with pytest.raises(ImplementationError, match="no implementation 'nonsense'"):
         masked_logprob(hidden, weight, bias, targets, implementation="nonsense")
     assert "CPU" in str(MASKED_LOGPROB.implementations["cpu"].unavailable(torch.device("cuda")))
+
+
+@needs_extension
+def test_types_that_kernels_do_not_take_go_to_the_reference():
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    want = masked_logprob(hidden, weight, bias, targets, implementation="reference")
+    assert torch.equal(masked_logprob(hidden, weight.double(), bias, targets), want)
+    mixed = hidden.bfloat16(), weight, None
+    assert _wanted(*mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its types
+    far = [item if item is None else item.to("meta") for item in mixed]  # a device that is not the CPU
+    assert _wanted(*far, AUTO) == "reference"
+    assert _wanted(*far, "triton") == "triton"
 
 
 @needs_extension
@@ -374,6 +447,38 @@ def test_gradients_match_the_references(options):
         gradients[implementation] = torch.autograd.grad((value * upstream).sum(), inputs)
     for got, want in zip(gradients["cpu"], gradients["reference"], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@needs_extension
+def test_a_second_derivative_is_the_references_alone():
+    check_second_derivative("cpu")
+
+
+def check_second_derivative(implementation: str) -> None:
+    hidden, weight, bias, targets = problem(5, 16, 40)
+    states = hidden.requires_grad_()
+    value = masked_logprob(states, weight, bias, targets, implementation=implementation).sum()
+    with pytest.raises(ImplementationError, match=f"{implementation}' has no second derivative"):
+        torch.autograd.grad(value, states, create_graph=True)
+    value = masked_logprob(states, weight, bias, targets, implementation="reference").sum()
+    (gradient,) = torch.autograd.grad(value, states, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), states)
+    assert second.abs().sum() > 0
+
+
+@needs_extension
+def test_a_gradient_of_the_weights_scale_is_the_references_alone():
+    check_scale_gradient("cpu")
+
+
+def check_scale_gradient(implementation: str) -> None:
+    hidden, weight, bias, targets = problem(5, 16, 40)
+    stored = (weight * 100).round().to(torch.int8)
+    scale = torch.full((40,), 0.01, requires_grad=True)
+    masked_logprob(hidden, stored, bias, targets, weight_scale=scale).sum().backward()
+    assert scale.grad is not None and scale.grad.abs().sum() > 0
+    with pytest.raises(ImplementationError, match="no gradient of weight_scale"):
+        masked_logprob(hidden, stored, bias, targets, weight_scale=scale, implementation=implementation)
 
 
 POISONED = """

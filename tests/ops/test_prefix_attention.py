@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench.timing import peak_extra_bytes
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AttentionLayout, prefix_attention
 from diffscore_fast.ops.extension import cpu_unavailable
@@ -159,6 +160,17 @@ def test_low_precision_inputs_lose_only_their_own_rounding(dtype):
 
 
 @needs_extension
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_prefixes_are_not_copied_whole(dtype):
+    rows = 100_000
+    layout = make_layout([3, 4], [(0, 5), (rows - 5, 5)])
+    query, key, value, *_ = (item.to(dtype) for item in tensors(layout, 1, 1, 32, 1))
+    arena = torch.ones(rows, 1, 32, dtype=dtype)
+    taken = peak_extra_bytes(lambda: prefix_attention(query, key, value, arena, arena, layout, implementation="cpu"))
+    assert taken < arena.nbytes / 4
+
+
+@needs_extension
 @pytest.mark.parametrize("queries", [None, 5])
 def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries):
     lengths = [1, 8, 9, 24, 25, 73, 130]
@@ -237,6 +249,8 @@ def test_layout_arrays_may_be_views(implementation):
     ("change", "message"),
     [
         (dict(prefix_lengths=np.array([3, 9])), "beyond the 9"),
+        (dict(prefix_starts=np.array([0, 2**62]), prefix_lengths=np.array([3, 2**62])), "beyond the 9"),
+        (dict(block=-1), "block must not be negative"),
         (dict(prefix_starts=np.array([-1, 0])), "non-negative"),
         (dict(key_offsets=np.array([0, 3, 6])), "key_offsets must rise from 0 to 7"),
         (dict(query_offsets=np.array([0, 9, 4])), "query_offsets must rise"),
@@ -250,6 +264,36 @@ def test_a_layout_that_leaves_its_tensors_is_refused(implementation, change, mes
     inputs = tensors(layout, 2, 1, 32, 9)
     with pytest.raises(ValueError, match=message):
         prefix_attention(*inputs, replace(layout, **change), implementation=implementation)
+
+
+@needs_extension
+def test_the_kernel_itself_refuses_what_it_cannot_read():
+    layout = make_layout([3, 4], [(0, 3), (5, 3)])
+    inputs, edges = tensors(layout, 2, 1, 32, 9), torch.from_numpy(layout.key_offsets)
+
+    def run(inputs=inputs, starts=(0, 5), lengths=(3, 3), block=0, edges=edges):
+        starts, lengths = torch.tensor(starts), torch.tensor(lengths)
+        return torch.ops.diffscore_fast.prefix_attention(*inputs, edges, edges, starts, lengths, None, block)
+
+    with pytest.raises(RuntimeError, match="window 1 sees"):
+        run(starts=(0, 2**62), lengths=(3, 2**62))
+    with pytest.raises(RuntimeError, match="block must not be negative"):
+        run(block=-2)
+    with pytest.raises(RuntimeError, match="in float32, bfloat16 or float16"):
+        run(inputs=[item.double() for item in inputs])
+    assert torch.equal(run(edges=edges.repeat_interleave(2)[::2]), run())
+
+
+@needs_extension
+def test_types_that_a_kernel_does_not_take():
+    layout = make_layout([3, 4], [(0, 3), (5, 3)])
+    query, *others = tensors(layout, 2, 1, 32, 9)
+    low = [item.bfloat16() for item in others]
+    want = prefix_attention(query, *low, layout, implementation="reference")
+    assert torch.equal(prefix_attention(query, *low, layout), want)
+    for inputs in ((query, *low), [item.double() for item in (query, *others)]):
+        with pytest.raises(ImplementationError, match="'cpu' takes one type"):
+            prefix_attention(*inputs, layout, implementation="cpu")
 
 
 @needs_extension

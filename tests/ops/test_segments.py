@@ -48,6 +48,21 @@ def test_log_mean_exp_far_outside_the_range_of_exp(implementation):
     assert got.standard_error[2].isnan()
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_is_both_extremes_of_its_segment(implementation, place):
+    check_nan_in_a_segment(implementation, place)
+
+
+def check_nan_in_a_segment(implementation: str, place: int) -> None:
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    values[place] = math.nan
+    got = log_mean_exp(values, edges(3, 1), implementation=implementation)
+    for column in (got.log_mean, got.standard_error, got.minimum, got.maximum):
+        assert column[0].isnan()
+    assert got.minimum[1] == got.maximum[1] == 4.0
+
+
 @needs_extension
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.floats(-800, 800) | st.just(-math.inf), max_size=7), min_size=1, max_size=6))

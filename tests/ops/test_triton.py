@@ -43,8 +43,9 @@ def test_machine_code_has_matrix_instructions_and_no_spills(target):
     """A kernel of each kind; `python -m bench.aot` compiles all of them, in every type and with every option."""
     forward = aot.logprob_cases("BD3-LM", 1024, 768, 50258, torch.bfloat16, eight_bit=True)[0]
     window = aot.attention_cases(12, 64, torch.float16)[2]
+    wide = aot.attention_cases(16, 256, torch.bfloat16)[0]
     bounds = aot.segment_cases(1_000_000, 128, 128)[0]
-    for case in (forward, window, bounds):
+    for case in (forward, window, wide, bounds):
         built = aot.compile_case(case, aot.TARGETS[target][0])
         assert built.spills == 0
         if case is not bounds:  # float64, without a product
