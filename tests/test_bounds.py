@@ -122,7 +122,7 @@ def test_blocks_add_up_to_texts_and_tables_to_perplexities(exact):
 
 @pytest.mark.parametrize(
     ("text", "status", "message"),
-    [("", "empty_text", "no tokens"), (None, "missing", "text is missing"), (3, "invalid_text", "is a int"),
+    [("", "empty_text", "no tokens"), (None, "missing", "text is missing"), (3, "invalid_text", "is a number"),
      ("\ud800", "invalid_text", "lone surrogate"), ("word " * 2048, "too_long", "2048 tokens, the model takes 2047")],
 )  # fmt: skip
 def test_bad_texts_get_a_status_and_no_bounds(bounds, exact, text, status, message):
