@@ -59,6 +59,7 @@ def export_checkpoint(run: Path, train: Corpus, held_out: Corpus, out: Path, *, 
         out.mkdir(parents=True, exist_ok=True)
         for path in fresh.iterdir():
             shutil.move(path, out / path.name)
+            (out / path.name).chmod(0o644)  # safetensors makes files for their owner alone
     return checksum
 
 
