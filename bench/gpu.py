@@ -172,7 +172,7 @@ def check_logprob_options(bench: Bench) -> None:
         hidden = bench.normal(rows, width, dtype=dtype)
         weight, bias = (bench.normal(size, width) / width**0.5).to(dtype), bench.normal(size, dtype=dtype)
         targets, index = bench.integers(size - 20, rows), bench.integers(rows, rows)
-        stored, scale = torch.randint(-127, 128, (size, width), device=bench.device, dtype=torch.int8), None
+        stored = torch.randint(-127, 128, (size, width), device=bench.device, dtype=torch.int8)
         scale = bench.normal(size).abs() / 127 / width**0.5
         cases: dict[str, tuple[Tensor, Tensor | None, dict]] = {
             "bias, rows": (weight, bias, {"rows": index}),
@@ -325,7 +325,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 @click.command()
-@click.option("--device", default="cuda", show_default=True)
+@click.option("--device", default="cuda", show_default=True, help="A CUDA or ROCm device, or cpu in the interpreter.")
 @click.option("--small", is_flag=True, help="Tiny shapes, to see that it runs.")
 def main(device: str, small: bool) -> None:
     """Check the Triton kernels against float64 and time them, on a GPU. Exit code 1 where one fails."""

@@ -43,10 +43,10 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def append_record(path: Path, **found: Any) -> None:
-    """Append a line to a JSON Lines file; NaN becomes null."""
+    """Append a line to a JSON Lines file; NaN and infinities become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_without_nan(_with_circumstances(found)), allow_nan=False) + "\n")
+        file.write(json.dumps(_finite(_with_circumstances(found)), allow_nan=False) + "\n")
 
 
 def embedded_weights() -> str:
@@ -77,9 +77,9 @@ def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         return list(reader.fieldnames or []), list(reader)
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

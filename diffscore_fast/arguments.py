@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Real
 from operator import index
 from typing import Any
@@ -27,8 +29,11 @@ def checked_seed(value: Any) -> int:
 
 def real_number(name: str, value: Any) -> float:
     """A float, or anything that counts as one (numpy's, an int); raises `InputError` for others."""
-    if isinstance(value, Real) or getattr(value, "shape", None) == ():
-        return float(value)
+    try:
+        if isinstance(value, Real | Decimal) or getattr(value, "shape", None) == () and value.dtype.kind in "iuf":
+            return float(value)
+    except (OverflowError, AttributeError):
+        pass
     raise InputError(f"{name} must be a number, not {value!r}")
 
 
@@ -37,6 +42,6 @@ def checked_column(name: str, column: Any) -> list[Any]:
     if isinstance(column, str | bytes):
         raise InputError(f"{name} is one string; give a list of texts, [text] for a single one")
     sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__") and getattr(column, "ndim", 1) == 1
-    if isinstance(column, dict) or not sequence:
+    if isinstance(column, Mapping) or not sequence:
         raise InputError(f"{name} must be a sequence of texts, not {type(column).__name__}")
     return list(column)  # a pandas Series is indexed by its labels

@@ -96,7 +96,7 @@ def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: Sco
             # References of equal tokens have equal masks, and so equal scores with equal errors.
             alike = Counter((float(table.scores[pair]), float(table.stderr[pair]))
                             for pair in range(start, stop) if scored[pair])  # fmt: skip
-            variance = sum((count * error) ** 2 for (_, error), count in alike.items())
+            variance = sum((times * error) ** 2 for (_, error), times in alike.items())
             stderr[row] = np.sqrt(variance) / used[row] if used[row] else np.nan
     return replace(
         first, scores=mean(table.scores), stderr=stderr, profile=mean(table.profile),

@@ -363,11 +363,11 @@ class BoundsTable:
         tokens = self.num_tokens[kept].sum()
         if tokens == 0:
             return np.nan, np.nan
-        edges = []
-        for value, stderr, widths in ((self.upper, self.stderr_upper, z), (self.lower, self.stderr_lower, -z)):
-            total = _widened(value[kept].sum(), corpus_error(stderr[kept], self.keys[kept]), widths)
-            edges.append(float(np.exp(-total / tokens)))
-        return edges[0], edges[1]
+        low, high = (
+            widened_perplexity(value[kept], stderr[kept], self.keys[kept], tokens, widths)
+            for value, stderr, widths in ((self.upper, self.stderr_upper, z), (self.lower, self.stderr_lower, -z))
+        )
+        return low, high
 
     @staticmethod
     def from_blocks(blocks: BlockBounds, text_of: np.ndarray, kept: list[int], status: list[str], messages: list[str],
@@ -426,10 +426,14 @@ def checked_z(z: Any) -> float:
     return value
 
 
-def corpus_error(stderr: np.ndarray, keys: np.ndarray) -> float:
-    """Standard error of a sum over texts: errors of equal keys are one error several times, others independent."""
+def widened_perplexity(values: np.ndarray, stderr: np.ndarray, keys: np.ndarray, tokens: float, widths: float) -> float:
+    """exp(-(sum of values + widths se) / tokens), se that of the sum over texts.
+
+    Errors of texts with equal keys are one error several times; others are independent.
+    """
     _, group = np.unique(keys, return_inverse=True)
-    return float(np.sqrt((np.bincount(group.ravel(), weights=stderr) ** 2).sum()))
+    error = np.sqrt((np.bincount(group.ravel(), weights=stderr) ** 2).sum())
+    return float(np.exp(-_widened(values.sum(), error, widths) / tokens))
 
 
 def _widened(value: Any, stderr: Any, widths: float) -> Any:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from diffscore_fast import LikelihoodBounds
+from diffscore_fast import bounds as bounds_module
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import InputError, UnsupportedPatternError
+from diffscore_fast.estimators.trajectories import SampledOrders
 from tests.support.networks import dense_log_probs
 
 TEXTS = ["The cat sat on the mat and looked at the dog.", "It rained.", "Rain"]
@@ -194,8 +196,11 @@ def test_a_text_with_many_draws_is_evaluated_in_parts(bounds, monkeypatch):
     """Planning a text holds numbers for each token of each draw; a small plan cuts it between blocks."""
     text, options = [" ".join(TEXTS) * 2], dict(orders=64, surrogate_orders=64)
     whole = bounds.estimate(text, **options)
+    made = []
+    monkeypatch.setattr(bounds_module, "SampledOrders", lambda *arguments: made.append(1) or SampledOrders(*arguments))
     monkeypatch.setattr(bounds._runner, "plan_tokens", 1024)
     parts = bounds.estimate(text, **options)
+    assert len(made) == whole.num_tokens[0] // 8 + 1  # two blocks of 4 tokens, the first with the start token, a part
     assert parts.lower.tolist() == pytest.approx(whole.lower.tolist(), rel=1e-6)
     assert parts.upper.tolist() == pytest.approx(whole.upper.tolist(), rel=1e-6)
     assert parts.distinct_states.tolist() == whole.distinct_states.tolist()

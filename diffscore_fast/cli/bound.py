@@ -14,7 +14,7 @@ from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.results import SCORED, BoundsTable, checked_z, corpus_error
+from diffscore_fast.results import SCORED, BoundsTable, checked_z, widened_perplexity
 
 RESAMPLES = 400
 TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
@@ -112,8 +112,8 @@ class _Totals:
             return f"{np.exp(-value / total):.3f}"
 
         keys = np.array(self._keys)
-        low = perplexity(upper.sum() + z * corpus_error(error_upper, keys))
-        high = perplexity(lower.sum() - z * corpus_error(error_lower, keys))
+        low, high = (f"{widened_perplexity(values, errors, keys, total, widths):.3f}"
+                     for values, errors, widths in ((upper, error_upper, z), (lower, error_lower, -z)))  # fmt: skip
         lines = [("tokens", f"{int(total):,}")]
         if config.exact:
             lines.append(("perplexity", perplexity(lower.sum())))
@@ -125,7 +125,7 @@ class _Totals:
             for _ in range(RESAMPLES):  # one at a time: memory for millions of texts
                 chosen = generator.integers(len(tokens), size=len(tokens))
                 resampled.append([values[chosen].sum() / tokens[chosen].sum() for values in (upper, lower)])
-            low, high = np.exp(-np.quantile(resampled, [0.975, 0.025], axis=0))
+            low, high = np.exp(-np.quantile(resampled, [0.975, 0.025], axis=0, method="inverted_cdf"))
             edges = [f"{low[0]:.3f}", f"{high[1]:.3f}"]
             lines.append(("  95 % over texts", f"[{edges[0]}, {edges[1]}]"))
         if config.autoregressive:

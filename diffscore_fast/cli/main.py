@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -116,8 +117,8 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 
     Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. Rows keep their order
     and all their fields; score, stderr, tokens and status are added. Exit code 0: every row scored, or skipped by
-    policy; 3: some rows failed; 2: wrong usage, or a file or model that cannot be used; 130 or 143: stopped by a
-    signal. Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
+    policy; 3: some rows failed; 2: wrong usage, or a file or model that cannot be used; 128 + n: stopped by
+    signal n. Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
     """
     from diffscore_fast.cli.score import run_score
 
@@ -261,11 +262,9 @@ def _run(command: Callable[..., bool | None], *arguments: Any) -> None:
             signal.signal(number, _terminate)
     try:
         failed = command(*arguments)
-    except DiffScoreError as error:
-        click.echo(f"diffscore: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except OSError as error:  # a full disk, a broken pipe: what was finished has been named
-        click.echo(f"diffscore: {error}", err=True)
+    except (DiffScoreError, OSError) as error:  # a full disk, a broken pipe: what was finished has been named
+        with suppress(OSError):
+            click.echo(f"diffscore: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except _Terminated as stopped:
         sys.exit(128 + stopped.args[0])

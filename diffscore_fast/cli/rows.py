@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader, open_writer
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.journal import Journal
-from diffscore_fast.io.output import partial_path
+from diffscore_fast.io.output import partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
 
@@ -69,12 +70,12 @@ class FileRun:
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
                 raise InputError(f"output {output_path} would write over the input file; name another")
-        self._records, present = self._checked_records(columns)
+        self._records, self._present = self._checked_records(columns)
         types = {prefix + name: kind for name, kind in added.items()}
         beside = Path(files_beside(output_path)[2])
         if output_path != STANDARD_STREAM and (beside.is_dir() or (beside.exists() and not os.access(beside, os.W_OK))):
             raise InputError(f"cannot write {beside}: it is a folder, or permission is denied")
-        self._writer = open_writer(output_path, output_format, self._reader, present, types)
+        self._writer = open_writer(output_path, output_format, self._reader, self._present, types)
         try:
             self._journal = self._checked_journal(resume)
         except BaseException:
@@ -84,13 +85,12 @@ class FileRun:
     def abandon(self) -> None:
         """Close without a result; what was written stays if there is anything."""
         partial = self._writer.abandon()
-        if partial is None and self._writer.leftover is None and self._journal is not None:
-            self._journal.remove()
         if partial is not None:
             rows = self._written if self._journal is None else self._journal.rows
             message = f"stopped: {rows} finished {'row is' if rows == 1 else 'rows are'} in {partial}"
-            message += "" if self._journal is None else "; --resume goes on behind them"
-            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+            message += "" if self._journal is None else "; --resume goes on from there"
+            with suppress(OSError, SystemExit):  # a closed terminal: what stopped the run is not to be hidden
+                self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def process(self, batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
                 fields: Callable[[Record, Any, int], dict[str, Any]], identity: str) -> None:  # fmt: skip
@@ -147,8 +147,6 @@ class FileRun:
                         self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=self._reader.position)
         self._writer.finish()
-        if self._journal is not None:
-            self._journal.remove()
 
     def report(self, profile: RunProfile, path: str) -> None:
         """Print where the time went, and write it as a Chrome trace."""
@@ -160,6 +158,11 @@ class FileRun:
             table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
         self.errors.print(table)
         profile.write_trace(path)
+
+    @property
+    def rows_before(self) -> int:
+        """Rows that an earlier run has left, and that this one passes over."""
+        return 0 if self._journal is None else self._journal.rows
 
     @property
     def seconds(self) -> float:
@@ -221,11 +224,9 @@ class FileRun:
             raise InputError(f"rows of a run that was stopped are in {leftover}; {way}")
         if not self._writer.can_resume:
             return None
-        journal = Journal(Path(files_beside(self._writer.path)[1]))
-        if leftover is None:
-            journal.saved = None
-        elif journal.saved is None:
-            raise InputError(f"how far {leftover} is was in {journal.path}, which is gone; move it away to start anew")
+        journal = Journal(Path(state_path(self._writer.path)))
+        if leftover is not None:
+            journal.load()
         return journal
 
     def _go_on(self, identity: str) -> None:
@@ -234,7 +235,8 @@ class FileRun:
             return
         reader = self._reader
         place = os.stat(reader.path) if reader.format == "parquet" else None
-        about = [self._columns, self._names, None if place is None else [place.st_size, place.st_mtime_ns]]
+        place_in_time = None if place is None else [place.st_size, place.st_mtime_ns]
+        about = [self._columns, self._names, reader.format, self._writer.format, self._present, place_in_time]
         num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
         self._kept = self._written = self._journal.rows
         if self._kept:
@@ -277,8 +279,7 @@ class FileRun:
 
 def files_beside(output_path: str) -> tuple[str, str, str]:
     """What a run keeps beside its output: unfinished rows, how far they are, and the signature."""
-    partial = str(partial_path(output_path))
-    return partial, f"{partial}.state", f"{output_path}.signature.json"
+    return str(partial_path(output_path)), state_path(output_path), f"{output_path}.signature.json"
 
 
 def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:

@@ -53,6 +53,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
                   output_format=options["output_format"], resume=options["resume"])  # fmt: skip
+    if run.rows_before and (options["heatmap"] or options["show"]):
+        run.abandon()
+        raise InputError("--heatmap and --show are of the first rows, which an earlier run has done; leave them out")
     scores, shown = array("d"), Table(title="first rows")
     shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
     shown.add_column("score", justify="right")

@@ -127,8 +127,8 @@ def is_vg_b(log_p: np.ndarray) -> np.ndarray:
     """IS-VG-B: mean log p_k + log mean_{j != k} (p_j / p_k) (after Struski et al., arXiv 2206.09453). Biased.
 
     Their bound on the variational gap is log E X - E log X <= log E[Y / X] for independent copies X, Y; the estimator
-    takes all ordered pairs of draws, and the log stands outside their mean. The digest that this package follows gives
-    no formula: this is our reading. With one draw there is no pair: NaN.
+    takes all ordered pairs of draws, and the log stands outside their mean. The TUBE paper prints no formula for its
+    IS-VG-B column: this is a reading of the source. With one draw there is no pair: NaN.
     """
     draws = log_p.shape[1]
     if draws < 2:

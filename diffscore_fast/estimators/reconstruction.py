@@ -322,7 +322,9 @@ class MaskedReconstruction:
         """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""
         out = np.zeros((int(self._row_of.max(initial=-1)) + 1, values.shape[1]))
         coefficient = self._coefficient[:, None]
-        np.add.at(out, self._row_of, np.where(coefficient == 0, 0.0, coefficient * values))  # 0 NaN is 0 here
+        # What has no part in the sum is 0, be it NaN or infinite.
+        terms = np.multiply(coefficient, values, where=coefficient != 0, out=np.zeros(values.shape))
+        np.add.at(out, self._row_of, terms)
         return out
 
     def _most_in_row(self, values: np.ndarray) -> np.ndarray:

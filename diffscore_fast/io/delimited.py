@@ -140,7 +140,7 @@ class DelimitedWriter(ColumnWriter):
     def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType],
                  file_format: FileFormat, header: bytes | None) -> None:  # fmt: skip
         super().__init__(path, columns, added)
-        self._format, self._delimiter = file_format, DELIMITERS[file_format]
+        self.format, self._delimiter = file_format, DELIMITERS[file_format]
         self._header = header
         self._line_end = b"\r\n" if header is not None and header.endswith(b"\r\n") else b"\n"
 
@@ -151,7 +151,7 @@ class DelimitedWriter(ColumnWriter):
     def _write(self, record: Record, fields: dict[str, Any]) -> None:
         if record.fields is None:
             kept = self._joined([None] * len(self._columns))
-        elif isinstance(record, DelimitedRecord) and record.format == self._format:
+        elif isinstance(record, DelimitedRecord) and record.format == self.format:
             kept = record.raw
         else:
             texts = record.text_fields()

@@ -13,7 +13,7 @@ from typing import Any
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import Record
 
-_BEGIN = {"rows": 0, "bytes": 0, "statuses": {}}
+_KEYS = {"rows", "bytes", "statuses", "input", "identity"}
 
 
 class Journal:
@@ -22,19 +22,32 @@ class Journal:
     Parameters
     ----------
     path : Path
-        PARTIAL.state, read now and rewritten after every batch.
+        PARTIAL.state, rewritten after every batch.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.saved: dict[str, Any] | None = None
-        if path.exists():
-            try:
-                self.saved = {**_BEGIN, **json.loads(path.read_text(encoding="utf-8"))}
-            except (OSError, ValueError) as error:
-                raise InputError(f"cannot read {path}: {error}; move it and the rows beside it away") from None
         self.identity = ""
         self._read = hashlib.blake2b(digest_size=16)
+
+    def load(self) -> None:
+        """Read what an earlier run has written.
+
+        Raises
+        ------
+        InputError
+            If it is gone or damaged.
+        """
+        rows = self.path.with_suffix("")
+        try:
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            saved = None
+        if not isinstance(saved, dict) or not saved.keys() >= _KEYS:
+            raise InputError(f"{self.path}, which says how far {rows} is, is gone or damaged; move both away to start "
+                             "anew")  # fmt: skip
+        self.saved = saved
 
     @property
     def rows(self) -> int:
@@ -57,8 +70,9 @@ class Journal:
             return 0
         assert self.saved is not None
         if self.saved["identity"] != identity:
-            raise InputError(f"the rows that are there were made by other options: {self.saved['identity']}; give "
-                             f"those again, or move {self.path.with_suffix('')} away")  # fmt: skip
+            raise InputError("the rows that are there were made by other options, or of other columns: "
+                             f"{self.saved['identity']}; give those again, or move {self.path.with_suffix('')} "
+                             "away")  # fmt: skip
         passed = 0
         for record in records:
             self._read.update(record.raw)
@@ -81,6 +95,3 @@ class Journal:
         fresh = self.path.with_name(f"{self.path.name}.new")
         fresh.write_text(json.dumps(self.saved) + "\n", encoding="utf-8")
         os.replace(fresh, self.path)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)

@@ -86,6 +86,8 @@ class JsonlRecord(Record):
 class JsonlWriter(RowWriter):
     """Writes rows as JSON Lines. Parameters and errors as for `RowWriter`."""
 
+    format: FileFormat = "jsonl"
+
     def _write(self, record: Record, fields: dict[str, Any]) -> None:
         """The record's own bytes with `fields` appended, or the text of an unusable line as `raw`."""
         if record.fields is None:

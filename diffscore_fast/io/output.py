@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.input import STANDARD_STREAM
-from diffscore_fast.io.record import FieldType, Record
+from diffscore_fast.io.record import FieldType, FileFormat, Record
 
 
 class RowWriter(ABC):
@@ -36,6 +36,7 @@ class RowWriter(ABC):
         If the file cannot be written, or another run is writing it.
     """
 
+    format: FileFormat
     appends = True  # the format has nothing behind its last row
 
     def __init__(self, path: str) -> None:
@@ -44,7 +45,7 @@ class RowWriter(ABC):
         # Through a link, to what it names; but not through the names that processes give their pipes.
         self._target = Path(path if _is_special(path) else os.path.realpath(path))
         self._partial: Path | None = None
-        self._started = self._created = False
+        self._started = self._created = self._finished = False
         self._leftover = 0  # bytes that the partial file held when it was opened
         try:
             if self.is_stream:
@@ -127,22 +128,30 @@ class RowWriter(ABC):
             self._raw.flush()
             os.fsync(self._raw.fileno())
             os.replace(self._partial, self._target)
+            self._finished = True
+            self._remove_state()
         self._raw.close()
 
     def abandon(self) -> Path | None:
         """Close what has been written so far, and say where it is; None where there is nothing to look at."""
-        if self._started:
+        if self._started and not self._finished:
             with suppress(OSError, ValueError):  # a full disk, a row that cannot be written: reported already
                 self._end()
         if self.is_stream:
             return None
-        kept = self._partial if self._started else None
+        kept = self._partial if self._started and not self._finished else None
         if self._partial is not None and self._created and not self._started:
             self._partial.unlink(missing_ok=True)
+            self._remove_state()
         for file in (self._file, self._raw):
             with suppress(OSError):
                 file.close()
         return kept
+
+    def _remove_state(self) -> None:
+        """While the file is still open: with it goes the lock, and another run may begin a state of its own."""
+        for path in (state_path(self.path), f"{state_path(self.path)}.new"):
+            Path(path).unlink(missing_ok=True)
 
     def _begin(self) -> None:  # noqa: B027, most formats have nothing there
         """Write what stands before the first row."""
@@ -216,6 +225,11 @@ class ColumnWriter(RowWriter):
 def partial_path(path: str) -> Path:
     """Where the rows of an unfinished output are."""
     return Path(os.path.realpath(path) + ".partial")
+
+
+def state_path(path: str) -> str:
+    """Where an unfinished output's journal is."""
+    return f"{partial_path(path)}.state"
 
 
 def _descriptor(path: str) -> int | None:

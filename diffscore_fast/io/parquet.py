@@ -170,6 +170,7 @@ class ParquetWriter(ColumnWriter):
         Of an input in Parquet.
     """
 
+    format: FileFormat = "parquet"
     appends = False
 
     def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType],

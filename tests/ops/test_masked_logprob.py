@@ -230,7 +230,7 @@ def check_wide_soft_cap(implementation: str, soft_cap: float) -> None:
     torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("soft_cap", [0.0, -3.0, math.nan])
+@pytest.mark.parametrize("soft_cap", [0.0, -3.0, math.nan, math.inf])
 def test_a_soft_cap_that_caps_nothing_is_refused(soft_cap):
     hidden, weight, bias, targets = problem(4, 32, 130)
     for function in (masked_logprob, masked_logprob_statistics):
