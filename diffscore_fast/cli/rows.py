@@ -86,7 +86,7 @@ class FileRun:
         """Close without a result; what was written stays if there is anything."""
         partial = self._writer.abandon()
         if partial is not None:
-            rows = self._written if self._journal is None else self._journal.rows
+            rows = self._written
             message = f"stopped: {rows} finished {'row is' if rows == 1 else 'rows are'} in {partial}"
             message += "" if self._journal is None else "; --resume goes on from there"
             with suppress(OSError, SystemExit):  # a closed terminal: what stopped the run is not to be hidden
@@ -234,9 +234,9 @@ class FileRun:
         if self._journal is None:
             return
         reader = self._reader
-        place = os.stat(reader.path) if reader.format == "parquet" else None
-        place_in_time = None if place is None else [place.st_size, place.st_mtime_ns]
-        about = [self._columns, self._names, reader.format, self._writer.format, self._present, place_in_time]
+        about: list[Any] = [self._columns, self._names, reader.format, self._writer.format, self._present]
+        if reader.format == "parquet":  # its rows have no text to tell them by
+            about += [os.stat(reader.path).st_size, os.stat(reader.path).st_mtime_ns]
         num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
         self._kept = self._written = self._journal.rows
         if self._kept:

@@ -13,7 +13,7 @@ from typing import Any
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import Record
 
-_KEYS = {"rows", "bytes", "statuses", "input", "identity"}
+_TYPES = {"rows": int, "bytes": int, "statuses": dict, "input": str, "identity": str}
 
 
 class Journal:
@@ -44,14 +44,14 @@ class Journal:
             saved = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             saved = None
-        if not isinstance(saved, dict) or not saved.keys() >= _KEYS:
+        if not _is_journal(saved):
             raise InputError(f"{self.path}, which says how far {rows} is, is gone or damaged; move both away to start "
                              "anew")  # fmt: skip
         self.saved = saved
 
     @property
     def rows(self) -> int:
-        return 0 if self.saved is None else int(self.saved["rows"])
+        return 0 if self.saved is None else self.saved["rows"]
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ class Journal:
         if passed < self.rows or self._read.hexdigest() != self.saved["input"]:
             raise InputError(f"the input is not the one that the {self.rows} rows that are there were made of; move "
                              f"{self.path.with_suffix('')} away to start anew")  # fmt: skip
-        return int(self.saved["bytes"])
+        return self.saved["bytes"]
 
     def add(self, record: Record) -> None:
         """A row has been written."""
@@ -95,3 +95,9 @@ class Journal:
         fresh = self.path.with_name(f"{self.path.name}.new")
         fresh.write_text(json.dumps(self.saved) + "\n", encoding="utf-8")
         os.replace(fresh, self.path)
+
+
+def _is_journal(saved: Any) -> bool:
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _TYPES.items()):
+        return False
+    return saved["rows"] >= 0 and saved["bytes"] >= 0

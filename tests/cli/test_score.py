@@ -251,6 +251,12 @@ def test_what_cannot_be_resumed_is_said(run):
     Path("new.jsonl.partial").write_text("rows of something else\n")
     refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
     assert refused.exit_code == 2 and "is gone or damaged" in refused.output
+    for damaged in ("[]", "null", "{", '{"rows": 1}',
+                    '{"rows": "1", "bytes": 0, "statuses": {}, "input": "", "identity": ""}',
+                    '{"rows": -1, "bytes": 0, "statuses": {}, "input": "", "identity": ""}'):  # fmt: skip
+        Path("new.jsonl.partial.state").write_text(damaged)
+        refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
+        assert refused.exit_code == 2 and "is gone or damaged" in refused.output
     assert Path("new.jsonl.partial").read_text() == "rows of something else\n"
 
 
