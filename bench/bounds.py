@@ -3,7 +3,7 @@
 `python -m bench.bounds --corpus wiki_en.txt.xz` prints perplexities for block sizes 4, 8 and 16, coverage of the
 intervals, the surrogate ablation and what everything costs, and writes bench/results/bounds.jsonl and bounds.png.
 Where the exact value is computed, all states of the lattice are known, and every number of orders and seeds is read
-from that one table; block size 16 samples its orders from the model.
+from that one table; block size 16 samples its orders from the model. `--only` runs one of the three sections.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from diffscore_fast.surrogates import NetworkSurrogate
 PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
 STEPS = (1, 2, 4, 8, 16, None)
 FULL_PASSES = 8  # timed together
+SECTIONS = ("table", "sixteen", "costs")
 
 
 @click.command()
@@ -49,9 +50,12 @@ FULL_PASSES = 8  # timed together
 @click.option("--fine-tuned", type=click.Path(path_type=Path, exists=True),
               help="Model folder of `python -m diffscore_fast.training surrogate --block-size 8`.")  # fmt: skip
 @click.option("--cost-texts", default=2, show_default=True, help="Texts of 127 word pieces for the cost comparison.")
+@click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
+@click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blocks_16: int, exact_16: int,
-         fine_tuned: Path | None, cost_texts: int) -> None:  # fmt: skip
+         fine_tuned: Path | None, cost_texts: int, only: tuple[str, ...], threads: int) -> None:  # fmt: skip
     """Print the table."""
+    torch.set_num_threads(threads)
     started = time.monotonic()
     loaded = load_model(model)
     torch.set_grad_enabled(False)
@@ -59,24 +63,17 @@ def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blo
     texts = held_out_paragraphs(corpus, loaded, tokens, paragraphs)
     print(f"{len(texts)} held-out paragraphs of {tokens} word pieces; model {loaded.weights_sha256[:12]}, "
           f"{str(loaded.backbone.dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads")  # fmt: skip
-    autoregressive = bench.tables(texts, 1)
-    bench.add("table", 1, None, "autoregressive", *bench.perplexity(autoregressive, autoregressive.exact(Generation())))
-    for block_size in (4, 8):
-        table = bench.tables(texts, block_size)
-        for steps in STEPS:
-            compare(bench, table, Generation(steps), PAPER_DRAWS[block_size], seeds)
-        surrogates = {"TUBE, autoregressive": autoregressive.exact(Generation())}
-        if fine_tuned is not None and block_size == 8:
-            surrogates["TUBE, autoregressive, fine-tuned"] = np.concatenate(NetworkSurrogate(fine_tuned)(texts))
-        ablate(bench, table, surrogates, seeds)
-        if block_size == 8:
-            draw_interval(table, RESULTS / "bounds.png")
-    sixteen(bench, texts, blocks_16, exact_16)
-    costs(bench, held_out_paragraphs(corpus, loaded, 127, cost_texts))
+    sections = only or SECTIONS
+    if "table" in sections:
+        four_and_eight(bench, texts, seeds, fine_tuned)
+    if "sixteen" in sections:
+        sixteen(bench, texts, blocks_16, exact_16, seeds)
+    if "costs" in sections:
+        costs(bench, held_out_paragraphs(corpus, loaded, 127, cost_texts))
     seconds = time.monotonic() - started
     append_record(
         RESULTS / "bounds.jsonl", model=model, weights_sha256=loaded.weights_sha256, seconds=round(seconds),
-        paragraphs=len(texts), tokens=tokens, seeds=seeds, results=bench.rows,
+        threads=threads, paragraphs=len(texts), tokens=tokens, seeds=seeds, results=bench.rows,
     )  # fmt: skip
     print(f"{seconds:.0f} s; appended to {RESULTS / 'bounds.jsonl'}")
 
@@ -166,6 +163,22 @@ def held_out_paragraphs(corpus: Path, loaded: LoadedModel, tokens: int, count: i
     return found[:: max(1, len(found) // count)][:count]
 
 
+def four_and_eight(bench: Bench, texts: list[np.ndarray], seeds: int, fine_tuned: Path | None) -> None:
+    """Everything that the whole lattice gives, for block sizes 4 and 8, beside the autoregressive perplexity."""
+    autoregressive = bench.tables(texts, 1)
+    bench.add("table", 1, None, "autoregressive", *bench.perplexity(autoregressive, autoregressive.exact(Generation())))
+    for block_size in (4, 8):
+        table = bench.tables(texts, block_size)
+        for steps in STEPS:
+            compare(bench, table, Generation(steps), PAPER_DRAWS[block_size], seeds)
+        surrogates = {"TUBE, autoregressive": autoregressive.exact(Generation())}
+        if fine_tuned is not None and block_size == 8:
+            surrogates["TUBE, autoregressive, fine-tuned"] = np.concatenate(NetworkSurrogate(fine_tuned)(texts))
+        ablate(bench, table, surrogates, seeds)
+        if block_size == 8:
+            draw_interval(table, RESULTS / "bounds.png")
+
+
 def compare(bench: Bench, table: StateTables, generation: Generation, draws: int, seeds: int) -> None:
     """One row group of the paper's table, and the coverage of the default interval."""
     exact = table.exact(generation)
@@ -188,7 +201,8 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
     inside, lower, upper = [], [], []
     for log_p in samples:
         low, high = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)
-        inside.append((low.value - 3 * low.stderr <= exact + 1e-9) & (exact <= high.value + 3 * high.stderr + 1e-9))
+        below, above = interval(log_p, 2 * draws)
+        inside.append((below <= exact + 1e-9) & (exact <= above + 1e-9))
         lower.append(low.value.sum())
         upper.append(high.value.sum())
     bench.add("coverage", table.block_size, generation.steps, "exact in [lower - 3 se, upper + 3 se]",
@@ -198,6 +212,12 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
         error = 2 * gaps.std(ddof=1) / np.sqrt(seeds)
         bench.add("coverage", table.block_size, generation.steps, name, gaps.mean(), gaps.mean() - error,
                   gaps.mean() + error, "nats a token")  # fmt: skip
+
+
+def interval(log_p: np.ndarray, folds: int) -> tuple[np.ndarray, np.ndarray]:
+    """lower - 3 se and upper + 3 se of each block, from log p(x | z) [B, draws]."""
+    low, high = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, folds)
+    return low.value - 3 * low.stderr, high.value + 3 * high.stderr
 
 
 def ablate(bench: Bench, table: StateTables, surrogates: dict[str, np.ndarray], seeds: int) -> None:
@@ -220,8 +240,8 @@ def ablate(bench: Bench, table: StateTables, surrogates: dict[str, np.ndarray], 
         add(name, partial(evidence.tangent_upper, log_psi=edges[first[1:]] - edges[first[:-1]]), 0)
 
 
-def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int) -> None:
-    """Block size 16: sampled orders of the first blocks; optionally exact values of a few."""
+def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds: int) -> None:
+    """Block size 16: sampled orders of the first blocks; optionally the whole lattice of a few of them."""
     draws = PAPER_DRAWS[16]
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
     every = cut_blocks(sequences.target_lengths, 16, True)
@@ -245,14 +265,19 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int) -> No
             "ELBO_1": log_p.mean(axis=1),
         }.items():
             bench.add("table", 16, generation.steps, name, *bench.perplexity(table, values))
-        if generation.steps is None and exact:
-            few = Blocks(blocks.sequence[:exact], blocks.start[:exact], blocks.stop[:exact])
-            values = bench.runner.evaluate(Lattice(few, generation), sequences, Attention("block", 16))
-            low, high = evidence.log_mean_exp(log_p[:exact]), evidence.cross_fitted_upper(log_p[:exact], 2 * draws)
-            for index, value in enumerate(values):
-                bench.add("exact 16", 16, None, f"block {index}, in its interval", float(value),
-                          low.value[index] - 3 * low.stderr[index], high.value[index] + 3 * high.stderr[index],
-                          "nats")  # fmt: skip
+    if not exact:
+        return
+    few = Blocks(blocks.sequence[:exact], blocks.start[:exact], blocks.stop[:exact])
+    parts = bench.runner.evaluate(CollectTables(few, Generation()), sequences, Attention("block", 16))
+    known = StateTables(16, few, keys, parts)
+    values = known.exact(Generation())
+    edges = np.array([interval(known.sample(Generation(), 2 * draws, seed), 2 * draws) for seed in range(seeds)])
+    for index, value in enumerate(values):
+        bench.add("exact 16", 16, None, f"block {index}, beside the interval of seed 0", float(value),
+                  *edges[0, :, index], unit="nats")  # fmt: skip
+    inside = (edges[:, 0] <= values) & (values <= edges[:, 1])
+    bench.add("exact 16", 16, None, f"exact in its interval, {len(values)} blocks, {seeds} seeds", float(inside.mean()),
+              unit="of intervals")  # fmt: skip
 
 
 def costs(bench: Bench, texts: list[np.ndarray]) -> None:

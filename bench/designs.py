@@ -11,16 +11,23 @@ from pathlib import Path
 
 import click
 import numpy as np
+import torch
 
 from bench.judgement_sets import read_rows
-from bench.records import RESULTS, append_rows, embedded_weights
-from diffscore_fast import DiffScorer
+from bench.records import RESULTS, append_rows
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.runner import Runner
+from diffscore_fast.engine.windows import Attention, Sequences
+from diffscore_fast.estimators.masks import MaskDesign
+from diffscore_fast.estimators.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.text.tokenizer import TextTokenizer
 
 SETS = ("SummEval", "REALSumm", "SFRES", "WMT lt-en")
 DESIGNS = {
-    "grid, K = 20": {"draws": 20, "coupling": "independent"},
-    "balanced, 2 replicates": {"draws": 8},
-    "balanced, 1 replicate": {"draws": 8, "replicates": 1},
+    "grid, K = 20": MaskDesign(draws=20, coupling="independent"),
+    "balanced, 2 replicates": MaskDesign(draws=8),
+    "balanced, 1 replicate": MaskDesign(draws=8, replicates=1),
 }
 
 
@@ -30,42 +37,53 @@ DESIGNS = {
 @click.option("--seeds", default=50, show_default=True, help="Scores of each row under each design.")
 @click.option("--most-tokens", default=60, show_default=True, help="Longest candidate.")
 @click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
-def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int) -> None:
-    """Measure, append to designs.csv, and print the root mean square over rows beside the published grid's."""
-    scorer, weights = DiffScorer("mini"), embedded_weights()
-    chosen = {name: sample(scorer, read_rows(data, name), rows, least_tokens, most_tokens) for name in SETS}
-    variances: dict[tuple[str, str], list[float]] = {}
+@click.option("--threads", default=2, show_default=True, help="Threads of torch.")
+def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int, threads: int) -> None:
+    """Measure, append to designs.csv, and print means over rows beside the published grid's."""
+    torch.set_num_threads(threads)
+    loaded = load_model("mini")
+    runner = Runner(loaded.backbone)
+    chosen = {name: sample(loaded.tokenizer, read_rows(data, name), rows, least_tokens, most_tokens) for name in SETS}
+    deviations: dict[tuple[str, str], list[float]] = {}
     for row in range(rows):
         for name in SETS:
             if row >= len(chosen[name]):
                 continue
             source, candidate = chosen[name][row]
-            for design, options in DESIGNS.items():
-                tables = [scorer.score([source], [candidate], seed=seed, attention="prefix", **options)
-                          for seed in range(seeds)]  # fmt: skip
-                scores = np.array([table.scores[0] for table in tables])
-                variances.setdefault((name, design), []).append(scores.var(ddof=1))
+            sequences = Sequences.build([source], np.zeros(seeds, np.int64), [candidate] * seeds)
+            keys = np.array([target_key(seed, candidate) for seed in range(seeds)], np.uint64)
+            for label, design in DESIGNS.items():
+                estimator = MaskedReconstruction(ReconstructionConfig(design=design), sequences, keys)
+                scores = runner.evaluate(estimator, sequences, Attention("prefix")).scores
+                deviations.setdefault((name, label), []).append(scores.std(ddof=1))
                 append_rows(RESULTS / "designs.csv", [{
-                    "set": name, "row": row, "tokens": tables[0].num_tokens[0],
-                    "source_tokens": scorer.count_tokens([source])[0], "design": design,
-                    "passes": tables[0].num_draws[0], "seeds": seeds, "mean": f"{scores.mean():.5f}",
-                    "sd": f"{scores.std(ddof=1):.5f}", "weights_sha256": weights, "dtype": tables[0].signature.dtype,
+                    "set": name, "row": row, "tokens": len(candidate), "source_tokens": len(source), "design": label,
+                    "passes": design.num_draws, "seeds": seeds, "mean": f"{scores.mean():.5f}",
+                    "sd": f"{scores.std(ddof=1):.5f}", "weights_sha256": loaded.weights_sha256[:12],
+                    "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
                 }])  # fmt: skip
-    published = next(iter(DESIGNS))
-    for name in SETS:
-        for design in DESIGNS:
-            spread, base = (np.sqrt(np.mean(variances[name, item])) for item in (design, published))
-            print(f"{name:10} {design:24} sd {spread:.3f}  {spread / base:.2f} of the grid's, "
-                  f"{len(variances[name, design])} rows")  # fmt: skip
+    for name in (*SETS, "all"):
+        for label in DESIGNS:
+            spread, base = (
+                np.concatenate([deviations[item, design] for item in SETS if name in (item, "all")])
+                for design in (label, next(iter(DESIGNS)))
+            )
+            print(f"{name:10} {label:24} sd {np.sqrt((spread**2).mean()):.3f}, of the grid's "
+                  f"{np.sqrt((spread**2).mean() / (base**2).mean()):.2f} (root mean square), "
+                  f"{np.exp(np.log(spread / base).mean()):.2f} (geometric mean), {len(spread)} rows")  # fmt: skip
 
 
-def sample(scorer: DiffScorer, records: list[dict], rows: int, least: int, most: int) -> list[tuple[str, str]]:
-    """(source, candidate) pairs whose candidates have a suitable length, in random order; of pairs, the better text."""
-    found: list[tuple[str, str]] = []
+def sample(
+    tokenizer: TextTokenizer, records: list[dict], rows: int, least: int, most: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Token ids of (source, candidate) whose candidates have a suitable length, in random order; of pairs, the better
+    text."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]
-        source, candidate = record.get("reference", record.get("source")), record.get("candidate", record.get("better"))
-        if least <= scorer.count_tokens([candidate])[0] <= most:
+        texts = record.get("reference", record.get("source")), record.get("candidate", record.get("better"))
+        source, candidate = (item.ids for item in tokenizer.encode(texts))
+        if least <= len(candidate) <= most:
             found.append((source, candidate))
         if len(found) == rows:
             break

@@ -71,8 +71,8 @@ def main() -> None:
 @click.option("--masking", type=click.Choice(["bernoulli", "count"]), default="bernoulli", show_default=True,
               help="Each token independently, or a fixed number of tokens.")  # fmt: skip
 @click.option("--coupling", type=click.Choice(["balanced", "independent"]),
-              help="balanced: masks share the tokens out evenly; independent: as published. Default: balanced, but for "
-              "uniform mask ratios.")  # fmt: skip
+              help="balanced: masks share the tokens out evenly, and replicates correct each other; independent: as "
+              "published. Default: balanced, but for uniform mask ratios.")  # fmt: skip
 @click.option("--replicates", type=int, help="Independent repetitions of the design, for the standard error.")
 @click.option(
     "--target-stderr", type=float, metavar="X", help="Standard error to aim at: a pilot sets each row's draws."

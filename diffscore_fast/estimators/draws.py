@@ -34,6 +34,8 @@ class MaskDraws:
         Weight in the replicate's score of the mean log-prob of the masked tokens.
     level_weights : float64 [D, levels]
         Weight of that mean in each level of the profile, relative to the target's other draws.
+    mean_ratio : float64 [D]
+        Expectation over the design of sum of share * |M| / L in a replicate of balanced draws; NaN of others.
     lengths : int64 [D]
         Tokens of the target.
     masked : bool [sum(lengths)]
@@ -48,6 +50,7 @@ class MaskDraws:
     share: np.ndarray
     weight: np.ndarray
     level_weights: np.ndarray
+    mean_ratio: np.ndarray
     lengths: np.ndarray
     masked: np.ndarray
     counts: np.ndarray
@@ -57,7 +60,7 @@ class MaskDraws:
         masked = self.masked[take_segments(offsets_of(self.lengths), chosen)]
         return MaskDraws(
             self.target[chosen], self.replicate[chosen], self.number[chosen], self.share[chosen], self.weight[chosen],
-            self.level_weights[chosen], self.lengths[chosen], masked, self.counts[chosen],
+            self.level_weights[chosen], self.mean_ratio[chosen], self.lengths[chosen], masked, self.counts[chosen],
         )  # fmt: skip
 
     @staticmethod
@@ -116,8 +119,8 @@ def all_masks(design: MaskDesign, lengths: np.ndarray, targets: np.ndarray, *, e
         parts.append(MaskDraws(
             np.repeat(members, len(counts)), zeros, zeros, weight, weight,
             np.tile(table.levels[:, counts - 1].T * share[:, None], (repeat, 1)),
-            np.full(repeat * len(counts), length), np.tile(masks.astype(bool).ravel(), repeat),
-            np.tile(counts, repeat),
+            np.full(len(weight), np.nan), np.full(repeat * len(counts), length),
+            np.tile(masks.astype(bool).ravel(), repeat), np.tile(counts, repeat),
         ))  # fmt: skip
     return MaskDraws.join(parts)
 
@@ -187,8 +190,8 @@ def _independent(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, targ
     if elbo and design.masking == "bernoulli":  # (1/t) sum / L; for counts (L/l) sum / L is the mean itself
         weight *= counts / (ratio * own_lengths)
     of_level = (level[:, None] == np.arange(len(design.level_ratios))) & (counts > 0)[:, None]
-    return MaskDraws(target, replicate, draw, share, weight, of_level.astype(np.float64), own_lengths,
-                     masked, counts)  # fmt: skip
+    return MaskDraws(target, replicate, draw, share, weight, of_level.astype(np.float64), np.full(len(target), np.nan),
+                     own_lengths, masked, counts)  # fmt: skip
 
 
 def _balanced(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, target: np.ndarray, replicate: np.ndarray,
@@ -218,14 +221,16 @@ def _balanced(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, target:
         chosen = np.lexsort((numbers, loads, unit))[token < sizes[rows, draw][unit]]
         masked[starts[rows, draw][unit[chosen]] + token[chosen]] = True
         loads[chosen] += token_weight[rows, draw][unit[chosen]]
-    levels = np.zeros((units, per, len(design.level_ratios)))
+    levels, mean_size = np.zeros((units, per, len(design.level_ratios))), np.zeros(units)
     for length, table in tables.items():
         members = np.flatnonzero(own_lengths == length)
+        mean_size[members] = table.mean_size
         index = sizes[members] - 1
         levels[members] = np.moveaxis(share[members] * table.levels[:, index] / table.score[index], 0, 2)
     return MaskDraws(
         np.repeat(target, per), np.repeat(replicate, per), number.ravel(), share.ravel(), share.ravel(),
-        levels.reshape(units * per, levels.shape[2]), draw_lengths, masked, sizes.ravel(),
+        levels.reshape(units * per, levels.shape[2]), np.repeat(mean_size / own_lengths, per), draw_lengths, masked,
+        sizes.ravel(),
     )  # fmt: skip
 
 
@@ -250,4 +255,4 @@ def _stratified_sizes(edges: np.ndarray, keys: np.ndarray, lengths: np.ndarray, 
 def _nothing(design: MaskDesign) -> MaskDraws:
     whole, real = np.zeros(0, np.int64), np.zeros(0)
     levels = np.zeros((0, len(design.level_ratios)))
-    return MaskDraws(whole, whole, whole, real, real, levels, whole, np.zeros(0, bool), whole)
+    return MaskDraws(whole, whole, whole, real, real, levels, real, whole, np.zeros(0, bool), whole)

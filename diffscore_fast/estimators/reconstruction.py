@@ -12,6 +12,7 @@ from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, tak
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
 from diffscore_fast.errors import InputError
+from diffscore_fast.estimators.controls import cross_fitted_controls
 from diffscore_fast.estimators.draws import MaskDraws, all_masks, draw_masks, pick_draws
 from diffscore_fast.estimators.masks import MaskDesign
 
@@ -168,7 +169,9 @@ class _Phase:
 class MaskedReconstruction:
     """The DiffScore estimator (arXiv 2605.11601, equation of S(y | x)) for all targets of a `Sequences`.
 
-    A target whose 2^L - 1 masks are no more than its draws gets all of them, with their exact weights.
+    A target whose 2^L - 1 masks are no more than its draws gets all of them, with their exact weights. The score of
+    balanced draws in several replicates is that mean over draws less cross-fitted control variates (`controls`): the
+    same expectation with less variance. Profile and token scores are plain means.
 
     Parameters
     ----------
@@ -308,7 +311,7 @@ class MaskedReconstruction:
         draws, width = phase.draws, int(phase.replicates.max(initial=1))
         if phase is self._phases[0] and self._has_pilot:
             width = PILOT_REPLICATES  # also where no target is sampled: no variance then, not an unknown one
-        scores = draws.weight * _means(draws, values)
+        scores = draws.weight * self._controlled_means(phase, values)
         if self._config.length_normalised:
             scores = scores / draws.lengths
         # bincount adds in order of occurrence: a sum does not depend on the neighbours.
@@ -317,6 +320,19 @@ class MaskedReconstruction:
         exact = np.unique(draws.target[phase.enumerated])
         by_target[exact] = by_target[exact, :1]
         return self._sum_in_row(by_target)
+
+    def _controlled_means(self, phase: _Phase, values: np.ndarray) -> np.ndarray:
+        """Mean log-prob of each draw, [D]; where balanced draws have another replicate, less the mean control and plus
+        its expectation over the replicate, whose shares sum to 1."""
+        draws, means = phase.draws, _means(phase.draws, values)
+        several = np.flatnonzero(~phase.enumerated & (phase.replicates[draws.target] > 1))
+        if not self._design.balanced or not len(several):
+            return means
+        entries = take_segments(offsets_of(draws.counts), several)
+        chosen = draws.take(several)
+        control, expectation = cross_fitted_controls(chosen, values[entries])
+        means[several] += expectation - _means(chosen, control)
+        return means
 
     def _sum_in_row(self, values: np.ndarray) -> np.ndarray:
         """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""

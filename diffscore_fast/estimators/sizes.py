@@ -30,6 +30,11 @@ class SizeTable:
     score: np.ndarray
     levels: np.ndarray
 
+    @property
+    def mean_size(self) -> float:
+        """Tokens in a mask, in the mean over the score's weights."""
+        return float((self.score * np.arange(1, len(self.score) + 1)).sum() / self.score.sum())
+
 
 def size_table(design: MaskDesign, length: int, *, elbo: bool, level_weights: tuple[float, ...] | None) -> SizeTable:
     """The exact table of a design: with `elbo`, of draws weighted 1/t, else of means with an empty draw filled."""
