@@ -73,7 +73,7 @@ class Signature(_Signature):
     masking: str
     mask_words: str | None
     tagger: str | None
-    ratios: str
+    mask_ratios: str
     coupling: str | None
     draws: int
     levels: int
@@ -86,7 +86,7 @@ class Signature(_Signature):
     dtype: str
     implementation: str
     template: str
-    references: str | None
+    aggregate: str | None
     overlength: str
 
 
@@ -219,7 +219,7 @@ class ScoreTable:
 
         NaN for a mean over references and for `bidirectional`, which are about no single text.
         """
-        if self.signature.references == "mean" or self.signature.direction == "bidirectional":
+        if self.signature.aggregate == "mean" or self.signature.direction == "bidirectional":
             return np.full(len(self), np.nan)
         return np.where(self.num_tokens > 0, self.scores * self.num_tokens, np.nan)
 

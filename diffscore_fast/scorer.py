@@ -334,11 +334,11 @@ class DiffScorer(ScoringModel):
             estimator=reconstruction.estimator, level_weights=reconstruction.level_weights,
             length_normalised=reconstruction.length_normalised, masking=design.masking,
             mask_words=config.mask_words if by_class else None,
-            tagger=self._rows.tagger(config.tagger).identity if by_class else None, ratios=design.ratios,
+            tagger=self._rows.tagger(config.tagger).identity if by_class else None, mask_ratios=design.ratios,
             coupling=design.coupling, draws=design.num_draws, levels=design.levels, replicates=design.num_replicates,
             target_stderr=target, max_draws=None if target is None else reconstruction.max_draws, seed=config.seed,
             attention=config.attention, full_draws=reconstruction.full_draws, template=config.template.identity,
-            references=config.aggregate, overlength=config.overlength,
+            aggregate=config.aggregate, overlength=config.overlength,
         )  # fmt: skip
 
     def _reconstruct(self, contexts: list[np.ndarray], targets: list[Encoded], config: ScoreConfig,

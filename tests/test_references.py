@@ -33,7 +33,7 @@ def test_max_and_mean_are_those_of_the_scores_one_by_one(mini, direction):
     np.testing.assert_allclose(mean.scores, [item.scores.mean() for item in apart], atol=1e-5)
     np.testing.assert_allclose(mean.profile, [item.profile.mean(axis=0) for item in apart], atol=1e-5)
     assert mean.reference is None and np.isnan(mean.nats).all()
-    assert (best.signature.references, mean.signature.references) == ("max", "mean")
+    assert (best.signature.aggregate, mean.signature.aggregate) == ("max", "mean")
     assert best.status == mean.status == ["ok"] * 3
 
 

@@ -39,8 +39,8 @@ class MaskDesign:
         `uniform`): the sizes of the masks are spread evenly over their distribution, and tokens are shared out so
         that each has nearly the same total weight; exactly K draws. With two replicates or more, what the others say
         of tokens and neighbours corrects each (`estimators.controls`). `independent`: masks are drawn without regard
-        to each other, and their plain mean is taken; on the grid max(1, K // levels) a level (K = 20 and 10 levels make 18 draws, K = 5 makes 9),
-        `stratified` with t_k = (k - 1 + u_k) / K, `uniform` with independent t.
+        to each other, and their plain mean is taken; on the grid max(1, K // levels) a level (K = 20 and 10 levels
+        make 18 draws, K = 5 makes 9), `stratified` with t_k = (k - 1 + u_k) / K, `uniform` with independent t.
     """
 
     draws: int = 8
