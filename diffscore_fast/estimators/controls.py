@@ -14,11 +14,13 @@ import numpy as np
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
 from diffscore_fast.estimators.draws import MaskDraws
 
-# Variance of a masked token's log-prob about the fit, divided by the variance expected of each effect: about 3 nats^2
-# over 6 (a token's own level), and over 10, 1.5 and 0.5 (|M| / L; masked neighbours at distance 1; at distance 2).
-# They decide how much variance goes, never the expectation.
+# What the regression leans to where the other replicates say little, and how firmly: nats for a mask of all tokens, for
+# a masked neighbour at distance 1, and at distance 2 (columns of `_features`; the first is the intercept), and tokens'
+# own levels around 0. Set by the embedded model's scores of 18 rows. They decide how much variance goes, never the
+# expectation.
+LEANING = (0.0, -2.0, -0.8, -0.2)
+RIDGES = (0.0, 1.0, 6.0, 18.0)
 TOKEN_RIDGE = 0.5
-RIDGES = (0.0, 0.3, 2.0, 6.0)  # of the columns of `_features`; the first is the intercept
 
 
 def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +78,8 @@ def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndar
         for j in range(i + 1):
             entry = of_others(sums(entry_unit, features[i] * features[j], units), of_unit)
             matrix[:, i, j] = matrix[:, j, i] = entry - sums(of_token, token_sums[i] * token_sums[j] * scale, units)
-    fitted = np.linalg.solve(matrix + np.diag(RIDGES), vector[:, :, None])[:, :, 0]
+    lean = np.multiply(RIDGES, LEANING)
+    fitted = np.linalg.solve(matrix + np.diag(RIDGES), (vector + lean)[:, :, None])[:, :, 0]
     levels = (token_observed - (token_sums * fitted.T[:, of_token]).sum(axis=0)) * scale
 
     control = levels[entry_token] + (features[1:] * fitted.T[1:, entry_unit]).sum(axis=0)

@@ -7,7 +7,7 @@ import pytest
 
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import Sequences
-from diffscore_fast.estimators.controls import RIDGES, TOKEN_RIDGE, cross_fitted_controls
+from diffscore_fast.estimators.controls import LEANING, RIDGES, TOKEN_RIDGE, cross_fitted_controls
 from diffscore_fast.estimators.draws import MaskDraws, draw_masks
 from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.estimators.reconstruction import MaskedReconstruction, ReconstructionConfig
@@ -54,9 +54,10 @@ def test_controls_are_a_ridge_regression_on_the_other_replicates(length):
     replicate, tokens, observed = np.array(replicate), np.array(tokens), values[at]
     features = np.hstack([np.ones((len(tokens), 1)), np.concatenate(rows), np.eye(length)[tokens]])
     ridge = np.diag([*RIDGES, *[TOKEN_RIDGE] * length])
+    lean = ridge @ [*LEANING, *[0.0] * length]
     for own in range(3):
         others = features[replicate != own]
-        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own])
+        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own] + lean)
         wanted = features[:, 1:] @ fitted[1:]  # the intercept is the same for all masks and is left out of h
         np.testing.assert_allclose(control[at][replicate == own], wanted[replicate == own], rtol=1e-9, atol=1e-9)
         of_own = (draws.target == 1) & (draws.replicate == own)
