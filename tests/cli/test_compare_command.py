@@ -82,7 +82,7 @@ def test_options_of_score_are_options_of_compare(run, mini):
                  "reverse", "--template", "simplification", a=data, b=other)  # fmt: skip
     assert result.exit_code == 0, result.output
     signature = json.loads(result.stdout)["signature"]
-    assert (signature["references"], signature["template"], signature["direction"]) == ("mean", "simplification",
+    assert (signature["aggregate"], signature["template"], signature["direction"]) == ("mean", "simplification",
                                                                                         "reverse")  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def test_references_of_a_column(run, mini, how):
     assert [row.get("reference", "none") for row in rows] == (
         [*expected.reference[:2].tolist(), None] if how == "max" else ["none"] * 3
     )
-    assert f"references:{how}" in result.output
+    assert f"aggregate:{how}" in result.output
 
 
 def test_a_template_of_a_file_is_read_before_the_model_loads(run, mini, monkeypatch):
