@@ -201,7 +201,7 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
     inside, lower, upper = [], [], []
     for log_p in samples:
         low, high = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)
-        below, above = interval(log_p, 2 * draws)
+        below, above = interval(low, high)
         inside.append((below <= exact + 1e-9) & (exact <= above + 1e-9))
         lower.append(low.value.sum())
         upper.append(high.value.sum())
@@ -214,9 +214,8 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
                   gaps.mean() + error, "nats a token")  # fmt: skip
 
 
-def interval(log_p: np.ndarray, folds: int) -> tuple[np.ndarray, np.ndarray]:
-    """lower - 3 se and upper + 3 se of each block, from log p(x | z) [B, draws]."""
-    low, high = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, folds)
+def interval(low: evidence.Estimate, high: evidence.Estimate) -> tuple[np.ndarray, np.ndarray]:
+    """lower - 3 se and upper + 3 se of each block."""
     return low.value - 3 * low.stderr, high.value + 3 * high.stderr
 
 
@@ -271,7 +270,10 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
     parts = bench.runner.evaluate(CollectTables(few, Generation()), sequences, Attention("block", 16))
     known = StateTables(16, few, keys, parts)
     values = known.exact(Generation())
-    edges = np.array([interval(known.sample(Generation(), 2 * draws, seed), 2 * draws) for seed in range(seeds)])
+    samples = [known.sample(Generation(), 2 * draws, seed) for seed in range(seeds)]
+    edges = np.array([
+        interval(evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)) for log_p in samples
+    ])  # fmt: skip
     for index, value in enumerate(values):
         bench.add("exact 16", 16, None, f"block {index}, beside the interval of seed 0", float(value),
                   *edges[0, :, index], unit="nats")  # fmt: skip
