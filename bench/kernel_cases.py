@@ -20,6 +20,7 @@ Rivals = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]
 
 OURS = "cpu"
+BRGEMM = "cpu, products by brgemm"
 PLAIN = "linear + log_softmax + gather"
 LARGE = 2048  # side of the square product whose rate is the yardstick
 # Options of torch's linear_cross_entropy. Its chunked paths have no reduction "none" and sum.
@@ -61,7 +62,8 @@ def all_cases(small: bool) -> list[Case]:
     if small:
         shapes, rows = [(30, 64, 500, single, 2), (30, 64, 500, half, 2)], (30,)
     found = [logprob_case(*shape) for shape in shapes]
-    found.append(attention_case(2 if small else 16, 3 if small else 20, 2 if small else 9))
+    found += [attention_case(2 if small else 16, 3 if small else 20, dtype, 2 if small else 9)
+              for dtype in (single, half)]  # fmt: skip
     for width in (384, 768):
         found += [case for count in rows for case in linear_cases(count, width, 2 if small else 9)]
     return found + segment_cases(100 if small else 1_000_000, 2 if small else 5)
@@ -74,7 +76,7 @@ def rate(dtype: torch.dtype) -> float:
 
 def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: int) -> Case:
     """bfloat16 leaves out torch's chunked paths, and a wide model those that take minutes there."""
-    brgemm = ("cpu, products by brgemm",) if brgemm_unavailable(dtype) is None and width % 32 == 0 else ()
+    brgemm = (BRGEMM,) if brgemm_unavailable(dtype) is None and width % 32 == 0 else ()
     chunked = tuple(CHUNKED) if dtype == torch.float32 and width < 4096 else tuple(CHUNKED)[:1]
     names = ("large product", OURS, *brgemm, PLAIN, *chunked)
 
@@ -90,9 +92,7 @@ def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: in
         calls: Rivals = {
             "large product": lambda: functional.linear(square, square),
             OURS: lambda: ops.masked_logprob(hidden, weight, bias, targets, implementation="cpu"),
-            "cpu, products by brgemm": lambda: own(
-                hidden, weight, bias, targets, None, [], size, 1.0, None, None, "brgemm"
-            ),
+            BRGEMM: lambda: own(hidden, weight, bias, targets, None, [], size, 1.0, None, None, "brgemm"),
             PLAIN: lambda: plain(hidden, weight, bias, targets),
         }
         for name in chunked:
@@ -129,7 +129,7 @@ def plain(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tens
     return torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
 
 
-def attention_case(candidates: int, draws: int, turns: int) -> Case:
+def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) -> Case:
     """Candidates of 20 to 130 tokens, each with its draws, over one 450-token prefix, 12 heads of 32."""
     heads, width, prefix = 12, 32, 450
     lengths = np.random.default_rng(0).integers(20, 127, candidates)
@@ -138,12 +138,13 @@ def attention_case(candidates: int, draws: int, turns: int) -> Case:
     layout = ops.AttentionLayout(offsets, offsets, np.zeros(windows, np.int64), np.full(windows, prefix))
     groups = [(slice(int(offsets[i]), int(offsets[i + draws])), int(offsets[i + 1] - offsets[i]))
               for i in range(0, windows, draws)]  # fmt: skip
-    names = (OURS, "reference", "SDPA, prefix expanded", "SDPA twice, merged")
+    brgemm = (BRGEMM,) if brgemm_unavailable(dtype) is None else ()
+    names = (OURS, *brgemm, "reference", "SDPA, prefix expanded", "SDPA twice, merged")
 
     def rivals() -> Rivals:
         torch.manual_seed(0)
-        query, key, value = torch.randn(rows, 3 * heads, width).split(heads, dim=1)
-        prefix_key, prefix_value = torch.randn(prefix, 2 * heads, width).split(heads, dim=1)
+        query, key, value = torch.randn(rows, 3 * heads, width).to(dtype).split(heads, dim=1)
+        prefix_key, prefix_value = torch.randn(prefix, 2 * heads, width).to(dtype).split(heads, dim=1)
 
         def stacked(x: Tensor, length: int) -> Tensor:
             return x.view(draws, length, heads, width).transpose(1, 2)
@@ -180,29 +181,39 @@ def attention_case(candidates: int, draws: int, turns: int) -> Case:
                 shared_lse, own_lse = (
                     lse.transpose(1, 2).reshape(draws * length, heads) for lse in (shared_lse, own_lse)
                 )
-                share = torch.sigmoid(shared_lse - own_lse)[..., None]
+                share = torch.sigmoid(shared_lse - own_lse)[..., None].to(dtype)
                 out[part] = own + share * (shared - own)
             return out
 
         inputs = (query, key, value, prefix_key, prefix_value, layout)
-        got = ops.prefix_attention(*inputs, implementation="cpu")
-        for rival in (expanded, merged):
-            torch.testing.assert_close(rival(), got, rtol=0, atol=1e-5)
         own = functools.partial(ops.prefix_attention, *inputs)
-        return dict(zip(names, (functools.partial(own, implementation="cpu"),
-                                functools.partial(own, implementation="reference"), expanded, merged),
-                        strict=True))  # fmt: skip
+        arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
+        calls: Rivals = {
+            OURS: functools.partial(own, implementation="cpu"),
+            BRGEMM: functools.partial(
+                torch.ops.diffscore_fast.prefix_attention, *inputs[:-1], *map(torch.from_numpy, arrays), None, 0,
+                "brgemm",
+            ),
+            "reference": functools.partial(own, implementation="reference"),
+            "SDPA, prefix expanded": expanded,
+            "SDPA twice, merged": merged,
+        }  # fmt: skip
+        got = calls[OURS]()
+        for name in names:
+            tolerance = 1e-5 if dtype == torch.float32 else 0.1  # several roundings to 8 bits
+            torch.testing.assert_close(calls[name](), got, rtol=0, atol=tolerance)
+        return {name: calls[name] for name in names}
 
     def report(seconds: Seconds) -> None:
         scores = heads * float(np.sum(np.diff(offsets) * (np.diff(offsets) + prefix)))
-        products, exponentials = 4.0 * scores * width / rate(torch.float32), scores / exponential_rate()
+        products, exponentials = 4.0 * scores * width / rate(dtype), scores / exponential_rate()
         floor = products + exponentials
         print(f"{case.title}: {statistics.median(seconds[OURS]) * 1e3:.0f} ms")
         print(f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "
               f"{exponentials / floor:.0%}")  # fmt: skip
 
     shape = f"{windows} windows, {rows} queries, prefix {prefix}, {heads} heads of {width}"
-    case = Case("prefix_attention", shape, torch.float32, turns, names, rivals, report)
+    case = Case("prefix_attention", shape, dtype, turns, names, rivals, report)
     return case
 
 

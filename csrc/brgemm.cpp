@@ -18,35 +18,69 @@ bool processor_has(const char* feature) {
   return at != found.end() && at->second.isBool() && at->second.toBool();
 }
 
-// Products of two depth blocks, the second added. Numbers are multiples of 1/64 below 1, which bfloat16 holds, and sums
-// multiples of 1/4096 below 512, which float32 holds: whatever the order, the result must be exact.
+// Whether brgemm is expected to beat the inner loops: for bfloat16 wherever it runs, for float32 with AVX-512.
+bool brgemm_preferred(at::ScalarType type) {
+  static const bool wide = processor_has("avx512_f");
+  return type == at::kBFloat16 || wide;
+}
+
+template <class Number>
+void multiply(Products::By by, const char* a_bytes, int64_t row_stride, int64_t rows, int64_t depth,
+              const char* b_bytes, float* c, bool add) {
+  constexpr int64_t in_word = kWord / sizeof(Number);
+  const auto* a = reinterpret_cast<const Number*>(a_bytes);
+  const auto* b = reinterpret_cast<const Number*>(b_bytes);
+  if (by == Products::By::kBrgemm) {
+    at::native::cpublas::brgemm(rows, kBlockLanes, depth, row_stride, kBlockLanes, kBlockLanes, add, a, b, c,
+                                in_word > 1);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float sums[kBlockLanes] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+      const Number* row = b + k / in_word * kBlockLanes * in_word + k % in_word;
+      for (int64_t lane = 0; lane < kBlockLanes; ++lane)
+        sums[lane] += static_cast<float>(a[r * row_stride + k]) * static_cast<float>(row[lane * in_word]);
+    }
+    float* to = c + r * kBlockLanes;
+    for (int64_t lane = 0; lane < kBlockLanes; ++lane) to[lane] = add ? to[lane] + sums[lane] : sums[lane];
+  }
+}
+
+// Products of two depth blocks, the second added, of a tall tile and of a short one. Numbers are multiples of 1/64
+// below 1, which bfloat16 holds, and sums multiples of 1/4096 below 512, which float32 holds: whatever the order, the
+// result must be exact.
 template <class Number>
 std::string check(at::ScalarType type) {
-  constexpr int64_t first = 384, depth = first + 64;
+  constexpr int64_t first = 384, depth = first + kDepthStep;
+  const Products brgemm{Products::By::kBrgemm, type};
   std::vector<Number> a(kBlockRows * depth), b(kBlockLanes * depth);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) / 64.0f;
   for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(static_cast<int>(i * 53 % 97) - 48) / 64.0f;
-  std::vector<float> packed(kBlockLanes * depth), c(kBlockRows * kBlockLanes, std::nanf(""));
+  const int64_t words = depth * static_cast<int64_t>(sizeof(Number)) / kWord;
+  std::vector<float> packed(kBlockLanes * words);
   const char* rows[kBlockLanes];
   for (int64_t lane = 0; lane < kBlockLanes; ++lane) rows[lane] = reinterpret_cast<const char*>(&b[lane * depth]);
-  const int64_t words = depth * static_cast<int64_t>(sizeof(Number)) / kWord;
   char* to = reinterpret_cast<char*>(packed.data());
   pack_block(rows, words, to);
   const char* from = reinterpret_cast<const char*>(a.data());
-  try {
-    block_product(type, from, depth, first, to, c.data(), false);
-    block_product(type, from + first * sizeof(Number), depth, depth - first,
-                  to + words * first / depth * kBlockLanes * kWord, c.data(), true);
-    end_products(type);
-  } catch (const std::exception& error) {
-    return std::string("oneDNN has no such kernel here: ") + error.what();
-  }
-  for (int64_t r = 0; r < kBlockRows; ++r) {
-    for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
-      float exact = 0.0f;
-      for (int64_t k = 0; k < depth; ++k)
-        exact += static_cast<float>(a[r * depth + k]) * static_cast<float>(b[lane * depth + k]);
-      if (c[r * kBlockLanes + lane] != exact) return "its products failed their check";
+  for (const int64_t height : {kBlockRows, kBlockRows / 4}) {
+    std::vector<float> c(height * kBlockLanes, std::nanf(""));
+    try {
+      const ProductScope scope(brgemm);
+      block_product(brgemm, from, depth, height, first, to, c.data(), false);
+      block_product(brgemm, from + first * sizeof(Number), depth, height, depth - first,
+                    to + words * first / depth * kBlockLanes * kWord, c.data(), true);
+    } catch (const std::exception& error) {
+      return std::string("oneDNN has no such kernel here: ") + error.what();
+    }
+    for (int64_t r = 0; r < height; ++r) {
+      for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
+        float exact = 0.0f;
+        for (int64_t k = 0; k < depth; ++k)
+          exact += static_cast<float>(a[r * depth + k]) * static_cast<float>(b[lane * depth + k]);
+        if (c[r * kBlockLanes + lane] != exact) return "its products failed their check";
+      }
     }
   }
   return "";
@@ -67,9 +101,16 @@ std::string brgemm_unavailable(at::ScalarType type) {
   return found;
 }
 
-bool brgemm_preferred(at::ScalarType type) {
-  static const bool wide = processor_has("avx512_f");
-  return type == at::kBFloat16 || wide;
+Products choose_products(const char* operation, std::string_view asked, at::ScalarType type,
+                         const std::string& unfit) {
+  TORCH_CHECK(asked == "auto" || asked == "inner" || asked == "brgemm" || asked == "plain", operation,
+              ": products must be auto, inner, brgemm or plain; got ", asked);
+  if (asked == "inner") return {};
+  std::string reason = unfit;
+  if (reason.empty() && asked != "plain") reason = brgemm_unavailable(type);
+  TORCH_CHECK(asked == "auto" || reason.empty(), operation, ": no products by ", asked, ": ", reason);
+  if (!reason.empty() || (asked == "auto" && !brgemm_preferred(type))) return {};
+  return {asked == "plain" ? Products::By::kPlain : Products::By::kBrgemm, type};
 }
 
 void pack_block(const char* const* rows, int64_t words, char* packed) {
@@ -79,20 +120,17 @@ void pack_block(const char* const* rows, int64_t words, char* packed) {
   }
 }
 
-void block_product(at::ScalarType type, const char* a, int64_t row_stride, int64_t depth, const char* b, float* c,
-                   bool add) {
-  if (type == at::kFloat) {
-    at::native::cpublas::brgemm(kBlockRows, kBlockLanes, depth, row_stride, kBlockLanes, kBlockLanes, add,
-                                reinterpret_cast<const float*>(a), reinterpret_cast<const float*>(b), c, false);
+void block_product(Products products, const char* a, int64_t row_stride, int64_t rows, int64_t depth, const char* b,
+                   float* c, bool add) {
+  if (products.type == at::kFloat) {
+    multiply<float>(products.by, a, row_stride, rows, depth, b, c, add);
   } else {
-    at::native::cpublas::brgemm(kBlockRows, kBlockLanes, depth, row_stride, kBlockLanes, kBlockLanes, add,
-                                reinterpret_cast<const c10::BFloat16*>(a), reinterpret_cast<const c10::BFloat16*>(b),
-                                c, true);
+    multiply<c10::BFloat16>(products.by, a, row_stride, rows, depth, b, c, add);
   }
 }
 
-void end_products(at::ScalarType type) {
-  at::native::cpublas::brgemm_release(type == at::kBFloat16);
+ProductScope::~ProductScope() {
+  if (products_.by == Products::By::kBrgemm) at::native::cpublas::brgemm_release(products_.type == at::kBFloat16);
 }
 
 }  // namespace diffscore

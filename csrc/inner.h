@@ -48,10 +48,15 @@ struct InnerKernels {
   // Takes the logits c [rows, kLanes], rows `stride` apart, into the running state.
   void (*absorb)(const float* c, int64_t stride, int64_t rows, LogitState state, int vectors);
 
-  // Scores c [rows, kLanes] of keys first_key.. become weights exp(score - maximum); the running maximum, sum and
-  // accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all.
-  void (*attend)(float* c, int64_t rows, float first_key, const float* limits, float* maximum, float* sum,
-                 float* accumulator, int64_t width, int vectors);
+  // Scores scale * c [rows, kLanes] of keys first_key.. become weights exp(score - maximum); the running maximum, sum
+  // and accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all. Rows
+  // of c and of the accumulator lie `stride` apart.
+  void (*attend)(float* c, int64_t stride, int64_t rows, float scale, float first_key, const float* limits,
+                 float* maximum, float* sum, float* accumulator, int64_t width, int vectors);
+
+  // Neighbouring rows of c [rows, stride] as pairs of bfloat16, rounded to nearest, ties to even:
+  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). Both sizes are even; a NaN stays one if its low half is zero.
+  void (*pair_rows)(const float* c, int64_t stride, int64_t rows, uint32_t* pairs);
 
   // y [rows, kLanes] = activation(y + bias) in place; kSwiglu makes silu(first half) * second half in the first half.
   void (*activate)(float* y, int64_t rows, const float* bias, Activation activation, int vectors);
@@ -61,9 +66,11 @@ struct InnerKernels {
                     float epsilon, int vectors);
 
   // panel[k][lane] = scale * rows[lane][k], and back: rows[lane][k] = scales[lane] * panel[k][lane] (null scales: 1).
-  // Both touch vectors * kVector lanes, so `rows` must have that many valid pointers.
-  void (*gather)(const float* const* rows, int64_t width, float scale, float* panel, int vectors);
-  void (*scatter)(const float* panel, int64_t width, const float* scales, float* const* rows, int vectors);
+  // Rows of the panel lie `stride` apart. Both touch vectors * kVector lanes, so `rows` must have that many valid
+  // pointers.
+  void (*gather)(const float* const* rows, int64_t width, float scale, float* panel, int64_t stride, int vectors);
+  void (*scatter)(const float* panel, int64_t stride, int64_t width, const float* scales, float* const* rows,
+                  int vectors);
 };
 
 const InnerKernels& portable_kernels();

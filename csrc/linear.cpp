@@ -54,7 +54,7 @@ void run(const InnerKernels& inner, const Problem& problem) {
       for (int64_t p = 0; p < here; ++p) {
         point_at_rows<const float>(problem.x, problem.x_stride, (first_panel + p) * kLanes, lanes_in(p), spare.get(),
                                    from);
-        inner.gather(from, problem.depth, 1.0f, x.get() + p * x_size, vectors_for(lanes_in(p)));
+        inner.gather(from, problem.depth, 1.0f, x.get() + p * x_size, kLanes, vectors_for(lanes_in(p)));
       }
       for (int64_t first = 0; first < problem.width; first += kTileRows) {
         const int64_t rows = std::min(kTileRows, problem.width - first);
@@ -73,11 +73,11 @@ void run(const InnerKernels& inner, const Problem& problem) {
         inner.activate(own, problem.width, problem.bias, problem.activation, vectors);
         if (problem.residual) {
           point_at_rows<const float>(problem.residual, problem.residual_stride, row, lanes, spare.get(), from);
-          inner.gather(from, problem.kept, 1.0f, residual.get(), vectors);
+          inner.gather(from, problem.kept, 1.0f, residual.get(), kLanes, vectors);
           inner.normalise(own, problem.kept, residual.get(), problem.gain, problem.offset, problem.epsilon, vectors);
         }
         point_at_rows<float>(problem.out, problem.kept, row, lanes, spare.get(), to);
-        inner.scatter(own, problem.kept, nullptr, to, vectors);
+        inner.scatter(own, kLanes, problem.kept, nullptr, to, vectors);
         std::fill_n(spare.get(), spare_size, 0.0f);
       }
     }

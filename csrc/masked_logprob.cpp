@@ -32,24 +32,23 @@ constexpr int64_t kLeastSplit = 256;   // vocabulary rows; below, merging would 
 constexpr int64_t kPanelsAtOnce = 42;  // an even number of panels, which one unit of work takes through a split
 constexpr int64_t kWideDepth = 1024;   // beyond, a tile of the weight leaves the second-level cache
 constexpr int64_t kPanelsTogether = 14;
-constexpr int64_t kDepthStep = 32;     // what the depth must divide by for brgemm: one AMX row of bfloat16
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Problem {
   int64_t rows, depth, vocabulary, panels, splits, split_rows;
-  bool brgemm;            // products by brgemm.h, of type `type`; else by the inner loops in float32
-  at::ScalarType type;
+  Products products;
   LogitTransform transform;
   std::vector<int64_t> excluded;
   const float* bias;      // [V] or null
   const int64_t* targets; // [N]
   bool statistics;
 
-  // 0 in the panel that makes the last of brgemm's blocks whole
+  // 0 in the panel that makes the last block whole
   int64_t lanes_in(int64_t panel) const { return std::clamp<int64_t>(rows - panel * kLanes, 0, kLanes); }
-  int64_t side_by_side() const { return brgemm ? kBlockPanels : 1; }  // panels whose products lie in one tile
+  // Panels whose products lie in one tile.
+  int64_t side_by_side() const { return products.in_blocks() ? kBlockPanels : 1; }
   int64_t tile_stride() const { return side_by_side() * kLanes; }
-  int64_t number_size() const { return brgemm && type == at::kBFloat16 ? 2 : 4; }
+  int64_t number_size() const { return products.number_size(); }
   int64_t weight_tile_bytes() const { return kTileRows * depth * number_size(); }
   // The products of panel `index` of those that `tiles` holds.
   float* tile_of(float* tiles, int64_t index) const {
@@ -82,7 +81,7 @@ void pack_panels(const InnerKernels& inner, const RowReader& hidden, const int64
           hidden.read(rows[panel * kLanes + lane], converted.get() + lane * problem.depth);
         }
       }
-      inner.gather(from, problem.depth, 1.0f, packed + panel * problem.depth * kLanes, kLanes / kVector);
+      inner.gather(from, problem.depth, 1.0f, packed + panel * problem.depth * kLanes, kLanes, kLanes / kVector);
     }
   });
 }
@@ -109,7 +108,7 @@ struct WeightTile {
 };
 
 void read_row(const Problem& problem, const RowReader& weight, int64_t row, char* to) {
-  if (problem.brgemm) {
+  if (problem.products.in_blocks()) {
     std::memcpy(to, weight.bytes(row), problem.depth * problem.number_size());
   } else {
     weight.read(row, reinterpret_cast<float*>(to));
@@ -117,12 +116,13 @@ void read_row(const Problem& problem, const RowReader& weight, int64_t row, char
 }
 
 // Vocabulary rows first .. first + rows, where they lie if they can be multiplied there, else in `scratch`
-// [weight_tile_bytes]: in float32, and for brgemm the vocabulary's last tile, whole.
+// [weight_tile_bytes]: in float32, and for blocks the vocabulary's last tile, whole.
 WeightTile weight_tile(const Problem& problem, const RowReader& weight, int64_t first, int64_t rows, char* scratch) {
-  if (problem.brgemm ? rows == kTileRows : weight.is_float()) return {weight.bytes(first), weight.stride(), rows};
+  const bool fit = problem.products.in_blocks() ? rows == kTileRows : weight.is_float();
+  if (fit) return {weight.bytes(first), weight.stride(), rows};
   const int64_t row_bytes = problem.depth * problem.number_size();
   for (int64_t r = 0; r < rows; ++r) read_row(problem, weight, first + r, scratch + r * row_bytes);
-  if (problem.brgemm) std::memset(scratch + rows * row_bytes, 0, (kTileRows - rows) * row_bytes);
+  if (problem.products.in_blocks()) std::memset(scratch + rows * row_bytes, 0, (kTileRows - rows) * row_bytes);
   return {scratch, problem.depth, rows};
 }
 
@@ -138,8 +138,8 @@ void tile_products(const InnerKernels& inner, const Problem& problem, const Weig
     for (int64_t p = 0; p < count; p += side) {
       const char* states = packed + ((first_panel + p) * problem.depth + side * k) * kLanes * size;
       float* to = problem.tile_of(tiles, p);
-      if (problem.brgemm) {
-        block_product(problem.type, from, weight.stride, depth, states, to, k > 0);
+      if (problem.products.in_blocks()) {
+        block_product(problem.products, from, weight.stride, kTileRows, depth, states, to, k > 0);
       } else {
         inner.product(reinterpret_cast<const float*>(from), weight.stride, 1, weight.rows, depth,
                       reinterpret_cast<const float*>(states), to, k > 0,
@@ -165,7 +165,7 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
                    float* target) {
   const int64_t side = problem.side_by_side();
   share_units(problem.panels / side, [&](const auto& claim) {
-    const Products products(problem.brgemm, problem.type);
+    const ProductScope scope(problem.products);
     Scratch tile(kTileRows * problem.tile_stride());
     std::vector<char> rows(problem.weight_tile_bytes(), 0);
     for (int64_t unit; claim(unit);) {
@@ -189,10 +189,10 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
   const int64_t groups = (problem.panels + at_once - 1) / at_once;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
-    const Products products(problem.brgemm, problem.type);
+    const ProductScope scope(problem.products);
     const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : problem.side_by_side();
     Scratch tiles(together * kTileRows * kLanes);
-    std::vector<char> scratch(problem.brgemm || !weight.is_float() ? problem.weight_tile_bytes() : 0);
+    std::vector<char> scratch(problem.products.in_blocks() || !weight.is_float() ? problem.weight_tile_bytes() : 0);
     for (int64_t unit; claim(unit);) {
       const int64_t split = unit / groups, first_panel = unit % groups * at_once;
       const int64_t last_panel = std::min(first_panel + at_once, problem.panels);
@@ -304,22 +304,13 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const std::option
   TORCH_CHECK(targets.size(0) == count, "masked_logprob: ", targets.size(0), " targets for ", count, " rows");
 }
 
-// Whether products go through brgemm.h: as asked ("inner", "brgemm"), or, for "auto", where that is expected to pay.
-bool by_brgemm(const at::Tensor& hidden, const at::Tensor& weight, std::string_view products) {
-  TORCH_CHECK(products == "auto" || products == "inner" || products == "brgemm",
-              "masked_logprob: products must be auto, inner or brgemm; got ", products);
-  if (products == "inner") return false;
+// Empty where the inputs can be multiplied in blocks, else why not.
+std::string blocks_unfit(const at::Tensor& hidden, const at::Tensor& weight) {
   const at::ScalarType type = hidden.scalar_type();
-  std::string reason;
-  if (type != weight.scalar_type() || (type != at::kFloat && type != at::kBFloat16)) {
-    reason = "hidden states and weight are not both float32 or both bfloat16";
-  } else if (hidden.size(1) % kDepthStep != 0) {
-    reason = "the width is no multiple of " + std::to_string(kDepthStep);
-  } else {
-    reason = brgemm_unavailable(type);
-  }
-  TORCH_CHECK(products == "auto" || reason.empty(), "masked_logprob: no products by brgemm: ", reason);
-  return reason.empty() && (products == "brgemm" || brgemm_preferred(type));
+  if (type != weight.scalar_type() || (type != at::kFloat && type != at::kBFloat16))
+    return "hidden states and weight are not both float32 or both bfloat16";
+  if (hidden.size(1) % kDepthStep != 0) return "the width is no multiple of " + std::to_string(kDepthStep);
+  return "";
 }
 
 Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
@@ -337,8 +328,7 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   problem.rows = targets.size(0);
   problem.depth = hidden.size(1);
   problem.vocabulary = vocab_size;
-  problem.type = hidden.scalar_type();
-  problem.brgemm = by_brgemm(hidden, weight, products);
+  problem.products = choose_products("masked_logprob", products, hidden.scalar_type(), blocks_unfit(hidden, weight));
   problem.panels = (problem.rows + problem.tile_stride() - 1) / problem.tile_stride() * problem.side_by_side();
   const int64_t share = (vocab_size + kMostSplits - 1) / kMostSplits;
   problem.split_rows = std::max(kLeastSplit, (share + kTileRows - 1) / kTileRows * kTileRows);
@@ -363,7 +353,7 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   char* states = reinterpret_cast<char*>(packed.get());
   Partial partial(problem.splits * padded, statistics);
   const RowReader hidden_rows(hidden);
-  if (problem.brgemm) {
+  if (problem.products.in_blocks()) {
     pack_blocks(hidden_rows, rows.const_data_ptr<int64_t>(), problem, states);
   } else {
     pack_panels(inner, hidden_rows, rows.const_data_ptr<int64_t>(), problem, packed.get());

@@ -1,20 +1,26 @@
 // Attention of packed windows over a shared prefix and over themselves, online softmax in two ordered stages.
 //
-// A lane is a query. Stage one takes the queries of all windows that see one prefix, 24 at a time, over tiles of 128
-// prefix keys and leaves (maximum, sum, accumulator) for each query; stage two goes on over the window's own keys from
-// that state, which is the merge by log-sum-exp without a second softmax. Scores exist as a [128, 24] tile only, with
-// keys down and queries across, so that maximum and sum need no work across a vector.
+// A lane is a query. Stage one takes the queries of all windows that see one prefix, a panel of 24 at a time, or, with
+// products in blocks, a block of 48, over tiles of 128 prefix keys, and leaves (maximum, sum, accumulator) for each
+// query; stage two goes on over the window's own keys from that state, which is the merge by log-sum-exp without a
+// second softmax. Scores exist as a tile of 128 keys only, with keys down and queries across, so that maximum and sum
+// need no work across a vector. In bfloat16 blocks the softmax's weights are rounded to bfloat16 before they meet the
+// values, as matrix units want them; their sum is of the weights before.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "brgemm.h"
 #include "convert.h"
 #include "inner.h"
 #include "parallel.h"
@@ -23,19 +29,24 @@ namespace diffscore {
 namespace {
 
 constexpr int64_t kTileKeys = 128;
+constexpr int64_t kRowStep = 16;  // what an accumulator's rows are padded to in blocks: the rows of an AMX tile
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr int64_t kPanelsAtOnce = 32;  // panels of one prefix that a unit of work takes
 constexpr int64_t kWindowPanels = 8;   // panels of one window; a long window is shared among threads
 
+constexpr int64_t round_up(int64_t count, int64_t step) {
+  return (count + step - 1) / step * step;
+}
+
 // Rows of a [N, heads, width] tensor in float32, bfloat16 or float16, with the last dimension contiguous.
 struct Heads {
   const char* data;
   at::ScalarType type;
-  int64_t row_bytes, head_bytes;
+  int64_t number_bytes, row_bytes, head_bytes;
 
   explicit Heads(const at::Tensor& t)
-      : data(static_cast<const char*>(t.const_data_ptr())), type(t.scalar_type()),
+      : data(static_cast<const char*>(t.const_data_ptr())), type(t.scalar_type()), number_bytes(t.element_size()),
         row_bytes(t.stride(0) * t.element_size()), head_bytes(t.stride(1) * t.element_size()) {}
   const char* at(int64_t row, int64_t head) const { return data + row * row_bytes + head * head_bytes; }
   const float* floats(int64_t row, int64_t head) const { return reinterpret_cast<const float*>(at(row, head)); }
@@ -59,44 +70,88 @@ struct WindowUnit {
 };
 
 struct Problem {
-  Heads query;  // float32
+  Heads query;  // float32, or the products' type
   Heads key, value, prefix_key, prefix_value;
   Layout layout;
   int64_t heads, group, width;  // `group` query heads share a key-value head
   float scale;
+  Products products;
   float* state;                 // [Q, heads, width]: accumulators after stage one, the result after stage two
   float *maximum, *sum;         // [Q, heads]
+
+  int64_t lanes() const { return products.in_blocks() ? kBlockLanes : kLanes; }
+  // In blocks a head's numbers and an accumulator's rows are padded with zeros to these.
+  int64_t depth() const { return products.in_blocks() ? round_up(width, kDepthStep) : width; }
+  int64_t accumulator_rows() const { return products.in_blocks() ? round_up(width, kRowStep) : width; }
 };
 
-// Keys and values of one head, copied side by side in float32. Rows of many heads lie a power of two times a small
-// number apart, so that a strided walk would meet few cache sets.
+// Keys and values of one head, copied side by side: rows of many heads lie a power of two times a small number apart,
+// so that a strided walk would meet few cache sets. In float32, [rows, width] each; for blocks in the products' type,
+// whole blocks of keys [rows, depth], and each tile's values transposed, [accumulator_rows, kTileKeys], padded with 0.
 class HeadCopy {
  public:
-  void fill(const Problem& problem, const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
-    keys_.resize(rows * problem.width);
-    values_.resize(rows * problem.width);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t from = first + row, shared = head / problem.group, to = row * problem.width;
-      to_floats(key.type, key.at(from, shared), problem.width, keys_.data() + to);
-      to_floats(value.type, value.at(from, shared), problem.width, values_.data() + to);
+  explicit HeadCopy(const Problem& problem) : problem_(problem) {}
+
+  void fill(const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
+    const int64_t shared = head / problem_.group;
+    if (!problem_.products.in_blocks()) return fill_rows(key, value, first, rows, shared);
+    keys_.assign(round_up(rows, kBlockRows) * key_bytes(), 0);
+    values_.assign(round_up(rows, kTileKeys) * problem_.accumulator_rows() * problem_.products.number_size(), 0);
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(keys_.data() + row * key_bytes(), key.at(first + row, shared),
+                  problem_.width * problem_.products.number_size());
+    if (problem_.products.number_size() == 2) {
+      transpose_values<uint16_t>(value, first, rows, shared);
+    } else {
+      transpose_values<float>(value, first, rows, shared);
     }
-    width_ = problem.width;
   }
-  const float* key(int64_t row) const { return keys_.data() + row * width_; }
-  const float* value(int64_t row) const { return values_.data() + row * width_; }
+
+  // From key `row` on.
+  const char* keys(int64_t row) const { return keys_.data() + row * key_bytes(); }
+  // From value `row` on; for blocks it is the first of a tile.
+  const char* values(int64_t row) const {
+    const int64_t numbers = problem_.products.in_blocks() ? problem_.accumulator_rows() : problem_.width;
+    return values_.data() + row * numbers * problem_.products.number_size();
+  }
 
  private:
-  std::vector<float> keys_, values_;
-  int64_t width_ = 0;
+  int64_t key_bytes() const { return problem_.depth() * problem_.products.number_size(); }
+
+  void fill_rows(const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t shared) {
+    keys_.resize(rows * key_bytes());
+    values_.resize(rows * key_bytes());
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t from = first + row, to = row * key_bytes();
+      to_floats(key.type, key.at(from, shared), problem_.width, reinterpret_cast<float*>(keys_.data() + to));
+      to_floats(value.type, value.at(from, shared), problem_.width, reinterpret_cast<float*>(values_.data() + to));
+    }
+  }
+
+  template <class Number>
+  void transpose_values(const Heads& value, int64_t first, int64_t rows, int64_t shared) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto* from = reinterpret_cast<const Number*>(value.at(first + row, shared));
+      auto* to = reinterpret_cast<Number*>(values_.data()) +
+                 row / kTileKeys * kTileKeys * problem_.accumulator_rows() + row % kTileKeys;
+      for (int64_t k = 0; k < problem_.width; ++k) to[k * kTileKeys] = from[k];
+    }
+  }
+
+  const Problem& problem_;
+  std::vector<char> keys_, values_;
 };
 
-// The running softmax of up to kLanes queries of one head.
-class Panel {
+// The running softmax of up to problem.lanes() queries of one head, panel by panel or as one block.
+class Queries {
  public:
-  Panel(const InnerKernels& inner, const Problem& problem)
-      : inner_(inner), problem_(problem), query_(problem.width * kLanes), accumulator_(problem.width * kLanes),
-        tile_(kTileKeys * kLanes), maximum_(kLanes), sum_(kLanes), limits_(kLanes), spare_(problem.width) {
-    std::fill_n(spare_.get(), problem.width, 0.0f);
+  Queries(const InnerKernels& inner, const Problem& problem)
+      : inner_(inner), problem_(problem), lanes_(problem.lanes()), query_(problem.depth() * lanes_),
+        accumulator_(problem.accumulator_rows() * lanes_), tile_(kTileKeys * lanes_),
+        pairs_(problem.products.number_size() == 2 ? kTileKeys / 2 * lanes_ : 0), maximum_(lanes_), sum_(lanes_),
+        limits_(lanes_), spare_(problem.depth()),
+        padded_(lanes_ * problem.depth() * problem.products.number_size(), 0) {
+    std::fill_n(spare_.get(), problem.depth(), 0.0f);
   }
 
   // Takes queries rows[0] .. rows[count - 1], which have seen nothing.
@@ -104,40 +159,45 @@ class Panel {
     rows_ = rows;
     count_ = count;
     head_ = head;
-    vectors_ = vectors_for(count);
-    const float* from[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      from[lane] = lane < count ? problem_.query.floats(rows[lane], head) : spare_.get();
-    inner_.gather(from, problem_.width, problem_.scale, query_.get(), vectors_);
-    std::fill_n(maximum_.get(), kLanes, -kInfinity);
-    std::fill_n(sum_.get(), kLanes, 0.0f);
-    std::fill_n(accumulator_.get(), problem_.width * kLanes, 0.0f);
+    if (problem_.products.in_blocks()) {
+      pack_queries();
+    } else {
+      const float* from[kLanes];
+      for (int64_t lane = 0; lane < kLanes; ++lane)
+        from[lane] = lane < count ? problem_.query.floats(rows[lane], head) : spare_.get();
+      inner_.gather(from, problem_.width, problem_.scale, query_.get(), kLanes, vectors_for(count));
+    }
+    std::fill_n(maximum_.get(), lanes_, -kInfinity);
+    std::fill_n(sum_.get(), lanes_, 0.0f);
+    std::fill_n(accumulator_.get(), problem_.accumulator_rows() * lanes_, 0.0f);
   }
 
-  // Asks for queries that the next panel will take: their rows lie too far apart for the processor to foresee them.
+  // Asks for the next queries: their rows lie too far apart for the processor to foresee them.
   void prefetch(const int64_t* rows, int64_t count, int64_t head) const {
-    constexpr int64_t line = 64 / sizeof(float);
+    constexpr int64_t line = 64;
+    const int64_t bytes = problem_.width * problem_.query.number_bytes;
     for (int64_t lane = 0; lane < count; ++lane) {
-      for (int64_t k = 0; k < problem_.width; k += line) __builtin_prefetch(problem_.query.floats(rows[lane], head) + k);
+      for (int64_t at = 0; at < bytes; at += line) __builtin_prefetch(problem_.query.at(rows[lane], head) + at);
     }
   }
 
   // Goes on from what `store_state` left.
   void load_state() {
-    const float* from[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const float* from[kBlockLanes];
+    for (int64_t lane = 0; lane < lanes_; ++lane) {
       from[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
       if (lane < count_) {
         maximum_.get()[lane] = problem_.maximum[place(lane)];
         sum_.get()[lane] = problem_.sum[place(lane)];
       }
     }
-    inner_.gather(from, problem_.width, 1.0f, accumulator_.get(), vectors_);
+    for (int64_t first = 0; first < count_; first += kLanes)
+      inner_.gather(from + first, problem_.width, 1.0f, accumulator_.get() + first, lanes_, vectors_from(first));
   }
 
   // Block-causal: a query at place p sees its window's keys below (p // block + 1) * block.
   void limit_to_blocks(const Layout& layout, int64_t first_row_of_window) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
+    for (int64_t lane = 0; lane < lanes_; ++lane) {
       const int64_t row = rows_[std::min(lane, count_ - 1)];
       const int64_t at = layout.query_places ? layout.query_places[row] : row - first_row_of_window;
       limits_.get()[lane] = static_cast<float>((at / layout.block + 1) * layout.block);
@@ -145,12 +205,15 @@ class Panel {
   }
 
   void attend(const HeadCopy& copy, int64_t length, bool limited) {
+    const float scale = problem_.products.in_blocks() ? problem_.scale : 1.0f;  // else the query carries it
     for (int64_t at = 0; at < length; at += kTileKeys) {
-      const int64_t keys = std::min(kTileKeys, length - at), width = problem_.width;
-      inner_.product(copy.key(at), width, 1, keys, width, query_.get(), tile_.get(), false, vectors_);
-      inner_.attend(tile_.get(), keys, static_cast<float>(at), limited ? limits_.get() : nullptr, maximum_.get(),
-                    sum_.get(), accumulator_.get(), width, vectors_);
-      inner_.product(copy.value(at), 1, width, width, keys, tile_.get(), accumulator_.get(), true, vectors_);
+      const int64_t keys = std::min(kTileKeys, length - at);
+      score(copy.keys(at), keys);
+      for (int64_t first = 0; first < count_; first += kLanes)
+        inner_.attend(tile_.get() + first, lanes_, keys, scale, static_cast<float>(at),
+                      limited ? limits_.get() + first : nullptr, maximum_.get() + first, sum_.get() + first,
+                      accumulator_.get() + first, problem_.width, vectors_from(first));
+      add_values(copy.values(at), keys);
     }
   }
 
@@ -159,48 +222,100 @@ class Panel {
       problem_.maximum[place(lane)] = maximum_.get()[lane];
       problem_.sum[place(lane)] = sum_.get()[lane];
     }
-    store(nullptr);
+    store(false);
   }
 
   // A query that has seen no key has sum 0 and accumulator 0; its result is 0, as the reference's.
   void store_result() {
-    for (int64_t lane = 0; lane < kLanes; ++lane)
+    for (int64_t lane = 0; lane < lanes_; ++lane)
       sum_.get()[lane] = sum_.get()[lane] == 0.0f ? 0.0f : 1.0f / sum_.get()[lane];
-    store(sum_.get());
+    store(true);
   }
 
  private:
   int64_t place(int64_t lane) const { return rows_[lane] * problem_.heads + head_; }
 
-  void store(const float* scales) {
-    float* to[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane)
+  // Of the panel of lanes from `first` on.
+  int vectors_from(int64_t first) const { return vectors_for(std::min(kLanes, count_ - first)); }
+
+  void pack_queries() {
+    const int64_t size = problem_.products.number_size(), row_bytes = problem_.depth() * size;
+    const char* from[kBlockLanes];
+    for (int64_t lane = 0; lane < lanes_; ++lane) {
+      char* row = padded_.data() + lane * row_bytes;
+      if (lane < count_) {
+        std::memcpy(row, problem_.query.at(rows_[lane], head_), problem_.width * size);
+      } else {
+        std::memset(row, 0, row_bytes);
+      }
+      from[lane] = row;
+    }
+    pack_block(from, row_bytes / kWord, reinterpret_cast<char*>(query_.get()));
+  }
+
+  // The tile's products of `keys` keys with the queries.
+  void score(const char* from, int64_t keys) {
+    const int64_t depth = problem_.depth();
+    if (!problem_.products.in_blocks()) {
+      return inner_.product(reinterpret_cast<const float*>(from), depth, 1, keys, depth, query_.get(), tile_.get(),
+                            false, vectors_for(count_));
+    }
+    for (int64_t row = 0; row < keys; row += kBlockRows)
+      block_product(problem_.products, from + row * depth * problem_.products.number_size(), depth, kBlockRows, depth,
+                    reinterpret_cast<const char*>(query_.get()), tile_.get() + row * lanes_, false);
+  }
+
+  // Adds the values of `keys` keys, weighted by the tile, to the accumulators.
+  void add_values(const char* from, int64_t keys) {
+    const int64_t width = problem_.width;
+    if (!problem_.products.in_blocks()) {
+      return inner_.product(reinterpret_cast<const float*>(from), 1, width, width, keys, tile_.get(),
+                            accumulator_.get(), true, vectors_for(count_));
+    }
+    const int64_t depth = round_up(keys, kDepthStep);
+    std::fill_n(tile_.get() + keys * lanes_, (depth - keys) * lanes_, 0.0f);
+    const float* weights = tile_.get();
+    if (problem_.products.number_size() == 2) {
+      inner_.pair_rows(tile_.get(), lanes_, depth, reinterpret_cast<uint32_t*>(pairs_.get()));
+      weights = pairs_.get();
+    }
+    block_product(problem_.products, from, kTileKeys, problem_.accumulator_rows(), depth,
+                  reinterpret_cast<const char*>(weights), accumulator_.get(), true);
+  }
+
+  void store(bool divided) {
+    float* to[kBlockLanes];
+    for (int64_t lane = 0; lane < lanes_; ++lane)
       to[lane] = lane < count_ ? problem_.state + place(lane) * problem_.width : spare_.get();
-    inner_.scatter(accumulator_.get(), problem_.width, scales, to, vectors_);
+    for (int64_t first = 0; first < count_; first += kLanes)
+      inner_.scatter(accumulator_.get() + first, lanes_, problem_.width, divided ? sum_.get() + first : nullptr,
+                     to + first, vectors_from(first));
   }
 
   const InnerKernels& inner_;
   const Problem& problem_;
-  Scratch query_, accumulator_, tile_, maximum_, sum_, limits_, spare_;
+  const int64_t lanes_;
+  Scratch query_, accumulator_, tile_, pairs_, maximum_, sum_, limits_, spare_;
+  std::vector<char> padded_;
   const int64_t* rows_ = nullptr;
   int64_t count_ = 0, head_ = 0;
-  int vectors_ = 0;
 };
 
 void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::vector<PrefixUnit>& units) {
-  const int64_t count = static_cast<int64_t>(units.size());
+  const int64_t count = static_cast<int64_t>(units.size()), lanes = problem.lanes();
   share_units(count * problem.heads, [&](const auto& claim) {
-    Panel panel(inner, problem);
-    HeadCopy copy;
+    const ProductScope scope(problem.products);
+    Queries queries(inner, problem);
+    HeadCopy copy(problem);
     for (int64_t index; claim(index);) {
       const PrefixUnit& unit = units[index / problem.heads];  // heads vary fastest: a unit's query rows stay in cache
       const int64_t head = index % problem.heads;
-      copy.fill(problem, problem.prefix_key, problem.prefix_value, unit.start, unit.length, head);
-      for (int64_t first = 0; first < unit.count; first += kLanes) {
-        panel.start(unit.rows + first, std::min(kLanes, unit.count - first), head);
-        panel.prefetch(unit.rows + first + kLanes, std::min(kLanes, unit.count - first - kLanes), head);
-        panel.attend(copy, unit.length, false);
-        panel.store_state();
+      copy.fill(problem.prefix_key, problem.prefix_value, unit.start, unit.length, head);
+      for (int64_t first = 0; first < unit.count; first += lanes) {
+        queries.start(unit.rows + first, std::min(lanes, unit.count - first), head);
+        queries.prefetch(unit.rows + first + lanes, std::min(lanes, unit.count - first - lanes), head);
+        queries.attend(copy, unit.length, false);
+        queries.store_state();
       }
     }
   });
@@ -208,23 +323,25 @@ void prefix_stage(const InnerKernels& inner, const Problem& problem, const std::
 
 void window_stage(const InnerKernels& inner, const Problem& problem, const std::vector<WindowUnit>& units) {
   const Layout& layout = problem.layout;
+  const int64_t lanes = problem.lanes();
   share_units(static_cast<int64_t>(units.size()) * problem.heads, [&](const auto& claim) {
-    Panel panel(inner, problem);
-    HeadCopy copy;
-    int64_t rows[kLanes];
+    const ProductScope scope(problem.products);
+    Queries queries(inner, problem);
+    HeadCopy copy(problem);
+    int64_t rows[kBlockLanes];
     for (int64_t index; claim(index);) {
       const auto [window, begin, end] = units[index / problem.heads];
       const int64_t head = index % problem.heads;
       const int64_t first_key = layout.key_offsets[window], keys = layout.key_offsets[window + 1] - first_key;
-      copy.fill(problem, problem.key, problem.value, first_key, keys, head);
-      for (int64_t first = begin; first < end; first += kLanes) {
-        const int64_t count = std::min(kLanes, end - first);
+      copy.fill(problem.key, problem.value, first_key, keys, head);
+      for (int64_t first = begin; first < end; first += lanes) {
+        const int64_t count = std::min(lanes, end - first);
         for (int64_t lane = 0; lane < count; ++lane) rows[lane] = first + lane;
-        panel.start(rows, count, head);
-        if (layout.prefix_lengths[window] > 0) panel.load_state();
-        if (layout.block > 0) panel.limit_to_blocks(layout, layout.query_offsets[window]);
-        panel.attend(copy, keys, layout.block > 0);
-        panel.store_result();
+        queries.start(rows, count, head);
+        if (layout.prefix_lengths[window] > 0) queries.load_state();
+        if (layout.block > 0) queries.limit_to_blocks(layout, layout.query_offsets[window]);
+        queries.attend(copy, keys, layout.block > 0);
+        queries.store_result();
       }
     }
   });
@@ -311,7 +428,8 @@ at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, cons
                             const at::Tensor& prefix_key, const at::Tensor& prefix_value,
                             const at::Tensor& key_offsets_in, const at::Tensor& query_offsets_in,
                             const at::Tensor& prefix_starts_in, const at::Tensor& prefix_lengths_in,
-                            const std::optional<at::Tensor>& query_places_in, int64_t block) {
+                            const std::optional<at::Tensor>& query_places_in, int64_t block,
+                            std::string_view products_asked) {
   const at::Tensor key_offsets = key_offsets_in.contiguous(), query_offsets = query_offsets_in.contiguous();
   const at::Tensor prefix_starts = prefix_starts_in.contiguous(), prefix_lengths = prefix_lengths_in.contiguous();
   std::optional<at::Tensor> query_places;
@@ -320,23 +438,28 @@ at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, cons
         query_places);
   TORCH_CHECK(block >= 0, "prefix_attention: block must not be negative; got ", block);
   // Keys and values are converted as their heads are copied: the arena of prefixes holds many times what is seen.
-  const at::Tensor q = last_contiguous(query.to(at::kFloat)), k = last_contiguous(key), v = last_contiguous(value);
+  const at::ScalarType type = query.scalar_type();
+  const Products products = choose_products("prefix_attention", products_asked, type,
+                                            type == at::kHalf ? "the inputs are float16" : "");
+  const at::Tensor q = last_contiguous(products.in_blocks() ? query : query.to(at::kFloat));
+  const at::Tensor k = last_contiguous(key), v = last_contiguous(value);
   const at::Tensor pk = last_contiguous(prefix_key), pv = last_contiguous(prefix_value);
   const int64_t heads = q.size(1), width = q.size(2);
-  at::Tensor out = at::empty({q.size(0), heads, width}, q.options());
+  at::Tensor out = at::empty({q.size(0), heads, width}, q.options().dtype(at::kFloat));
   Scratch maximum(q.size(0) * heads), sum(q.size(0) * heads);
   const Layout layout{key_offsets.const_data_ptr<int64_t>(),    query_offsets.const_data_ptr<int64_t>(),
                       prefix_starts.const_data_ptr<int64_t>(),  prefix_lengths.const_data_ptr<int64_t>(),
                       query_places ? query_places->const_data_ptr<int64_t>() : nullptr,
                       prefix_starts.numel(), block};
+  const float scale = 1.0f / std::sqrt(static_cast<float>(width));
   const Problem problem{Heads(q), Heads(k), Heads(v), Heads(pk), Heads(pv), layout, heads, heads / k.size(1), width,
-                        1.0f / std::sqrt(static_cast<float>(width)), out.data_ptr<float>(), maximum.get(), sum.get()};
+                        scale, products, out.data_ptr<float>(), maximum.get(), sum.get()};
   std::vector<int64_t> rows;
   const std::vector<PrefixUnit> units = prefix_units(layout, rows);
   const InnerKernels& inner = inner_kernels();
   prefix_stage(inner, problem, units);
   window_stage(inner, problem, window_units(layout));
-  return out.to(query.scalar_type());
+  return out.to(type);
 }
 
 }  // namespace

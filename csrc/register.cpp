@@ -20,7 +20,7 @@ TORCH_LIBRARY(diffscore_fast, m) {
   m.def(
       "prefix_attention(Tensor query, Tensor key, Tensor value, Tensor prefix_key, Tensor prefix_value, "
       "Tensor key_offsets, Tensor query_offsets, Tensor prefix_starts, Tensor prefix_lengths, Tensor? query_places, "
-      "int block) -> Tensor");
+      "int block, str products) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias, str activation, Tensor? residual, Tensor? gain, Tensor? offset, "
       "float epsilon) -> Tensor");

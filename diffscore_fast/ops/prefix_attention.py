@@ -204,8 +204,9 @@ def _cpu(
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
     return torch.ops.diffscore_fast.prefix_attention(
-        query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block
-    )
+        query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block,
+        AUTO,
+    )  # fmt: skip
 
 
 def _host(array: np.ndarray) -> Tensor:

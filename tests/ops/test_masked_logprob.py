@@ -343,36 +343,43 @@ def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand(dtype):
         torch.set_num_threads(threads)
 
 
-def brgemm(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, **options) -> tuple[Tensor, ...]:
-    """Statistics with the products made by brgemm."""
+def made_by(products: str, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
+            **options) -> tuple[Tensor, ...]:  # fmt: skip
+    """Statistics with the products made by "brgemm", or by "plain" loops in its place."""
     return torch.ops.diffscore_fast.masked_logprob_statistics(
         hidden, weight, bias, targets, options.get("rows"), options.get("excluded_ids", ()),
-        options.get("vocab_size", len(weight)), options.get("logit_scale", 1.0), options.get("soft_cap"), None, "brgemm"
+        options.get("vocab_size", len(weight)), options.get("logit_scale", 1.0), options.get("soft_cap"), None, products
     )  # fmt: skip
 
 
-def runs_brgemm(dtype: torch.dtype):
+def blocks(dtype: torch.dtype) -> list:
     reason = brgemm_unavailable(dtype)
-    return pytest.param(dtype, marks=pytest.mark.skipif(reason is not None, reason=str(reason)))
+    runs_brgemm = pytest.mark.skipif(reason is not None, reason=str(reason))
+    return [
+        pytest.param("brgemm", dtype, marks=runs_brgemm), pytest.param("plain", dtype, marks=needs_extension)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
+IN_BLOCKS = pytest.mark.parametrize(("products", "dtype"), blocks(torch.float32) + blocks(torch.bfloat16), ids=str)
+
+
+@IN_BLOCKS
 @pytest.mark.parametrize("shape", [(1, 32, 1), (97, 32, 130), (25, 576, 1000), (49, 1120, 700)], ids=str)
-def test_products_by_brgemm_keep_the_error_budget(shape, dtype):
+def test_products_in_blocks_keep_the_error_budget(shape, products, dtype):
     hidden, weight, bias, targets = problem(*shape, dtype)
     want = exact(hidden, weight, bias, targets)
     budget = (masked_logprob(hidden, weight, bias, targets, implementation="reference") - want).abs().max()
-    statistics = brgemm(hidden, weight, bias, targets)
+    statistics = made_by(products, hidden, weight, bias, targets)
     error = (statistics[0] - want).abs().max()
     assert error <= 2 * budget + torch.finfo(torch.float32).eps * want.abs().max()
     plain = torch.ops.diffscore_fast.masked_logprob(
-        hidden, weight, bias, targets, None, [], len(weight), 1.0, None, None, "brgemm"
+        hidden, weight, bias, targets, None, [], len(weight), 1.0, None, None, products
     )[0]
     assert torch.equal(plain, statistics[0])
 
 
-@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
-def test_products_by_brgemm_with_every_option(dtype):
+@IN_BLOCKS
+def test_products_in_blocks_with_every_option(products, dtype):
     hidden, weight, bias, targets = problem(60, 96, 300, dtype)
     weight = weight.repeat(1, 2)[:, :96]
     weight[1:280:2] = weight[:280:2]  # every token has a twin with the same logit
@@ -380,23 +387,23 @@ def test_products_by_brgemm_with_every_option(dtype):
     weight[290:] = math.nan
     targets, rows = targets % 280, torch.arange(60).flip(0)
     options = {"rows": rows, "excluded_ids": (5, 289), "vocab_size": 290, "logit_scale": 0.5, "soft_cap": 3.0}
-    got = brgemm(hidden, weight, bias, targets, **options)
+    got = made_by(products, hidden, weight, bias, targets, **options)
     want = masked_logprob_statistics(hidden, weight, bias, targets, implementation="reference", **options)
     torch.testing.assert_close(got[0], want.log_prob, rtol=0, atol=1e-5)
     torch.testing.assert_close(got[1], want.log_sum_exp, rtol=0, atol=1e-5)
     torch.testing.assert_close(got[2], want.entropy, rtol=0, atol=2e-5)
-    logits = brgemm(hidden, weight, bias, targets ^ 1, **options)  # the twins' ranks: ties outrank neither
+    logits = made_by(products, hidden, weight, bias, targets ^ 1, **options)  # the twins' ranks: ties outrank neither
     untouched = ~torch.isin(targets, torch.tensor([4, 5]))
     assert torch.equal(got[3][untouched], logits[3][untouched])
 
 
-@pytest.mark.parametrize("dtype", [runs_brgemm(torch.float32), runs_brgemm(torch.bfloat16)], ids=str)
-def test_products_by_brgemm_are_bitwise_the_same_in_any_batch(dtype):
+@IN_BLOCKS
+def test_products_in_blocks_are_bitwise_the_same_in_any_batch(products, dtype):
     hidden, weight, bias, targets = problem(1000, 96, 1500, dtype)
-    whole = brgemm(hidden, weight, bias, targets)
+    whole = made_by(products, hidden, weight, bias, targets)
     for first, count in ((0, 7), (501, 7), (23, 1), (999, 1)):
         rows = slice(first, first + count)
-        for part, full in zip(brgemm(hidden[rows], weight, bias, targets[rows]), whole, strict=True):
+        for part, full in zip(made_by(products, hidden[rows], weight, bias, targets[rows]), whole, strict=True):
             assert torch.equal(part, full[rows])
 
 
@@ -404,14 +411,14 @@ def test_products_by_brgemm_are_bitwise_the_same_in_any_batch(dtype):
 def test_brgemm_asked_for_runs_or_says_why_not():
     hidden, weight, bias, targets = problem(5, 33, 40)
     with pytest.raises(RuntimeError, match="the width is no multiple of 32"):
-        brgemm(hidden, weight, bias, targets)
+        made_by("brgemm", hidden, weight, bias, targets)
     with pytest.raises(RuntimeError, match="not both float32 or both bfloat16"):
-        brgemm(hidden, weight.half(), bias, targets)
+        made_by("brgemm", hidden, weight.half(), bias, targets)
     enabled = torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = False
         with pytest.raises(RuntimeError, match="oneDNN is switched off"):
-            brgemm(hidden[:, :32], weight[:, :32], bias, targets)
+            made_by("brgemm", hidden[:, :32], weight[:, :32], bias, targets)
     finally:
         torch.backends.mkldnn.enabled = enabled
 

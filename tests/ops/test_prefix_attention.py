@@ -17,12 +17,35 @@ from torch import Tensor
 from bench.timing import peak_extra_bytes
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AttentionLayout, prefix_attention
-from diffscore_fast.ops.extension import cpu_unavailable
+from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_prefix_attention
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
+
+
+def kernels(dtype: torch.dtype) -> list:
+    """The C++ kernel with its products in panels, and in blocks: by brgemm where that runs, and by its stand-in."""
+    reason = brgemm_unavailable(dtype)
+    runs_brgemm = pytest.mark.skipif(reason is not None, reason=str(reason))
+    return [
+        pytest.param("cpu inner", marks=needs_extension),
+        pytest.param("cpu brgemm", marks=runs_brgemm),
+        pytest.param("cpu plain", marks=needs_extension),
+    ]
+
+
+def attend(implementation: str, inputs: list[Tensor], layout: AttentionLayout) -> Tensor:
+    """`implementation` may say who makes the C++ kernel's products: "cpu brgemm"."""
+    name, _, products = implementation.partition(" ")
+    if not products:
+        return prefix_attention(*inputs, layout, implementation=name)
+    arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
+    places = None if layout.query_places is None else torch.from_numpy(layout.query_places)
+    return torch.ops.diffscore_fast.prefix_attention(
+        *inputs, *(torch.from_numpy(array) for array in arrays), places, layout.block, products
+    )
 
 
 def offsets_of(lengths: list[int]) -> np.ndarray:
@@ -77,28 +100,28 @@ def dense(query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_
 
 def check(implementation: str, layout: AttentionLayout, heads=2, kv_heads=2, width=32, prefix_rows=70, tolerance=3e-6):
     inputs = tensors(layout, heads, kv_heads, width, prefix_rows)
-    got = prefix_attention(*inputs, layout, implementation=implementation)
+    got = attend(implementation, inputs, layout)
     torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 @pytest.mark.parametrize("width", [32, 64, 80, 96, 128])
 def test_head_sizes(implementation, width):
     check(implementation, make_layout([5, 30, 1], [(0, 70), (0, 70), (3, 10)]), width=width)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 def test_a_head_size_that_no_vector_divides(implementation):
     check(implementation, make_layout([5, 30], [(0, 70), (3, 10)]), width=13)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_grouped_key_value_heads(implementation, kv_heads):
     check(implementation, make_layout([4, 9], [(2, 50), (0, 0)]), heads=6, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 @pytest.mark.parametrize("block", [0, 1, 4])
 def test_blocks_and_chosen_queries(implementation, block):
     places = [[0, 3, 4], [], [0], [10, 2, 64, 129]]
@@ -107,14 +130,14 @@ def test_blocks_and_chosen_queries(implementation, block):
     check(implementation, make_layout([7, 5, 1, 130], [(0, 20), (0, 20), (20, 0), (5, 64)], None, block))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 def test_empty_windows_prefixes_and_calls(implementation):
     check(implementation, make_layout([0, 3, 0], [(0, 5), (0, 0), (0, 0)]))
     check(implementation, make_layout([0], [(0, 0)]), prefix_rows=0)
     check(implementation, make_layout([6], [(0, 0)]), prefix_rows=0)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 def test_prefix_rows_that_no_window_sees_are_not_read(implementation):
     layout = make_layout([3, 4], [(10, 5), (30, 1)])
     query, key, value, prefix_key, prefix_value = tensors(layout, 2, 2, 32, 40)
@@ -123,29 +146,29 @@ def test_prefix_rows_that_no_window_sees_are_not_read(implementation):
     unseen[10:15] = unseen[30] = False
     prefix_key[unseen] = math.nan
     prefix_value[unseen] = math.nan
-    got = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation=implementation)
+    got = attend(implementation, [query, key, value, prefix_key, prefix_value], layout)
     torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", *kernels(torch.float32)])
 def test_large_scores_neither_overflow_nor_vanish(implementation):
     layout = make_layout([20], [(0, 70)])
     query, *others = tensors(layout, 2, 2, 32, 70)
     query *= 300.0
-    got = prefix_attention(query, *others, layout, implementation=implementation)
+    got = attend(implementation, [query, *others], layout)
     torch.testing.assert_close(got.double(), dense(query, *others, layout), rtol=0, atol=2e-3)
 
 
-@needs_extension
-def test_views_of_one_projection_are_read_in_place():
+@pytest.mark.parametrize("implementation", kernels(torch.float32))
+def test_views_of_one_projection_are_read_in_place(implementation):
     layout = make_layout([9, 26], [(0, 40), (1, 33)])
     packed = torch.randn(35, 9, 32)
     query, key, value = packed.split(3, dim=1)
     cached = torch.randn(40, 6, 32)
     prefix_key, prefix_value = cached.split(3, dim=1)
-    got = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation="cpu")
-    want = dense(query, key, value, prefix_key, prefix_value, layout)
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=3e-6)
+    inputs = [query, key, value, prefix_key, prefix_value]
+    got = attend(implementation, inputs, layout)
+    torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=3e-6)
 
 
 @needs_extension
@@ -153,10 +176,52 @@ def test_views_of_one_projection_are_read_in_place():
 def test_low_precision_inputs_lose_only_their_own_rounding(dtype):
     layout = make_layout([9, 26], [(0, 40), (1, 33)])
     inputs = [item.to(dtype) for item in tensors(layout, 2, 2, 32, 40)]
-    got = prefix_attention(*inputs, layout, implementation="cpu")
+    got = attend("cpu inner", inputs, layout)
     assert got.dtype == dtype
     want = dense(*inputs, layout).to(dtype)
     torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", kernels(torch.bfloat16))
+@pytest.mark.parametrize("width", [13, 32, 80, 128])
+@pytest.mark.parametrize("block", [0, 3])
+def test_bfloat16_keeps_the_error_budget(implementation, width, block):
+    """Weights rounded to bfloat16, as the blocks' are, still leave less than twice the reference's error."""
+    layout = make_layout([9, 0, 26, 1, 200], [(0, 300), (0, 300), (1, 33), (5, 0), (20, 0)], block=block)
+    inputs = [item.bfloat16() for item in tensors(layout, 4, 2, width, 300)]
+    want = dense(*inputs, layout)
+    errors = {name: (attend(name, inputs, layout).double() - want).abs() for name in ("reference", implementation)}
+    assert errors[implementation].max() <= 2 * errors["reference"].max()
+    assert errors[implementation].mean() <= 2 * errors["reference"].mean()
+
+
+@needs_extension
+def test_infinities_and_nan_of_a_bfloat16_value_reach_their_own_numbers_alone():
+    layout = make_layout([30, 5], [(0, 70), (0, 0)])
+    query, key, value, prefix_key, prefix_value = (item.bfloat16() for item in tensors(layout, 2, 2, 32, 70))
+    prefix_value[69, 1, 7], value[2, 0, 31] = math.nan, math.inf
+    inputs = [query, key, value, prefix_key, prefix_value]
+    got, want = (attend(name, inputs, layout) for name in ("cpu plain", "reference"))
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+    assert got.isnan().sum() == 30 and got.isinf().sum() == 30
+
+
+@needs_extension
+def test_products_asked_for_are_made_or_refused():
+    layout = make_layout([3], [(0, 0)])
+    inputs = tensors(layout, 1, 1, 32, 1)
+    with pytest.raises(RuntimeError, match="products must be auto, inner, brgemm or plain; got fast"):
+        attend("cpu fast", inputs, layout)
+    with pytest.raises(RuntimeError, match="no products by plain: the inputs are float16"):
+        attend("cpu plain", [item.half() for item in inputs], layout)
+    enabled = torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = False
+        with pytest.raises(RuntimeError, match="no products by brgemm: oneDNN is switched off"):
+            attend("cpu brgemm", inputs, layout)
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 @needs_extension
@@ -170,48 +235,51 @@ def test_low_precision_prefixes_are_not_copied_whole(dtype):
     assert taken < arena.nbytes / 4
 
 
-@needs_extension
+@pytest.mark.parametrize(
+    ("implementation", "dtype"),
+    [pytest.param(*item.values, dtype, marks=item.marks) for dtype in (torch.float32, torch.bfloat16)
+     for item in kernels(dtype)], ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("queries", [None, 5])
-def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries):
+def test_a_window_is_bitwise_the_same_alone_and_in_a_batch(queries, implementation, dtype):
     lengths = [1, 8, 9, 24, 25, 73, 130]
     places = None if queries is None else [list(range(min(length, queries))) for length in lengths]
     layout = make_layout(lengths, [(0, 150)] * 7, places)
-    query, key, value, prefix_key, prefix_value = tensors(layout, 3, 3, 32, 150)
-    whole = prefix_attention(query, key, value, prefix_key, prefix_value, layout, implementation="cpu")
+    inputs = [item.to(dtype) for item in tensors(layout, 3, 3, 32, 150)]
+    query, key, value, *prefix = inputs
+    whole = attend(implementation, inputs, layout)
     for window, length in enumerate(lengths):
         rows = slice(layout.query_offsets[window], layout.query_offsets[window + 1])
         keys = slice(layout.key_offsets[window], layout.key_offsets[window + 1])
         alone = make_layout([length], [(0, 150)], None if places is None else [places[window]])
-        got = prefix_attention(
-            query[rows], key[keys], value[keys], prefix_key, prefix_value, alone, implementation="cpu"
-        )
+        got = attend(implementation, [query[rows], key[keys], value[keys], *prefix], alone)
         assert torch.equal(got, whole[rows])
 
 
-@needs_extension
-def test_a_long_window_is_bitwise_the_same_on_any_number_of_threads():
+@pytest.mark.parametrize("implementation", kernels(torch.float32))
+def test_a_long_window_is_bitwise_the_same_on_any_number_of_threads(implementation):
     layout = make_layout([500, 1], [(0, 30), (0, 30)], block=3)
     inputs = tensors(layout, 2, 1, 32, 30)
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            results.append(prefix_attention(*inputs, layout, implementation="cpu"))
+            results.append(attend(implementation, inputs, layout))
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(results[0].double(), dense(*inputs, layout), rtol=0, atol=3e-6)
     assert torch.equal(*results)
 
 
-@needs_extension
+@pytest.mark.parametrize("implementation", kernels(torch.float32))
 @settings(max_examples=60, deadline=None)
 @given(
     windows=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 9), st.integers(0, 70)), min_size=1, max_size=6),
     block=st.integers(0, 5),
 )
-def test_any_layout_matches_the_dense_mask(windows, block):
+def test_any_layout_matches_the_dense_mask(implementation, windows, block):
     layout = make_layout([w[0] for w in windows], [(w[1], w[2]) for w in windows], block=block)
-    check("cpu", layout, heads=2, kv_heads=1, width=16, prefix_rows=80)
+    check(implementation, layout, heads=2, kv_heads=1, width=16, prefix_rows=80)
 
 
 @needs_extension
@@ -220,7 +288,7 @@ def test_registration_passes_opcheck():
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     torch.library.opcheck(
         torch.ops.diffscore_fast.prefix_attention.default,
-        (*tensors(layout, 2, 2, 32, 40), *(torch.from_numpy(array) for array in arrays), None, 0),
+        (*tensors(layout, 2, 2, 32, 40), *(torch.from_numpy(array) for array in arrays), None, 0, "auto"),
     )
 
 
@@ -273,7 +341,7 @@ def test_the_kernel_itself_refuses_what_it_cannot_read():
 
     def run(inputs=inputs, starts=(0, 5), lengths=(3, 3), block=0, edges=edges):
         starts, lengths = torch.tensor(starts), torch.tensor(lengths)
-        return torch.ops.diffscore_fast.prefix_attention(*inputs, edges, edges, starts, lengths, None, block)
+        return torch.ops.diffscore_fast.prefix_attention(*inputs, edges, edges, starts, lengths, None, block, "auto")
 
     with pytest.raises(RuntimeError, match="window 1 sees"):
         run(starts=(0, 2**62), lengths=(3, 2**62))
