@@ -68,16 +68,26 @@ def prepare(text: Path, model: Path, out: Path) -> None:
 @click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote.")
 @click.option("--run", type=A_PATH, required=True, help="The run's folder; goes on from its checkpoint, if any.")
 @click.option("--steps", type=int, required=True, help="Steps in all.")
+@click.option(
+    "--cooldown",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Last of these steps over which rates fall to zero, before an export; copy the run's folder first to "
+    "go on from there later at full rates.",
+)
 @click.option("--threads", default=2, show_default=True, help="Threads for torch.")
-def train(model: Path, corpus: Path, run: Path, steps: int, threads: int) -> None:
+def train(model: Path, corpus: Path, run: Path, steps: int, cooldown: int, threads: int) -> None:
     """Train, or go on training. SIGTERM saves a checkpoint and ends."""
     from diffscore_fast.training.corpus import load_corpus
+    from diffscore_fast.training.optimiser import Schedule
     from diffscore_fast.training.trainer import Settings, Trainer
 
     torch.set_num_threads(threads)
     train_part, held_out = load_corpus(corpus).split(HELD_OUT)
     backbone = load_model(model, dtype=torch.float32).bert
-    Trainer(backbone, model, train_part, held_out, run, Settings()).run(steps=steps)
+    settings = Settings(schedule=Schedule(cooldown=(steps - cooldown, steps) if cooldown else None))
+    Trainer(backbone, model, train_part, held_out, run, settings).run(steps=steps)
 
 
 @main.command()

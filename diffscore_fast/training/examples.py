@@ -36,7 +36,7 @@ class Example:
 class Mixture:
     """Shares of patterns, block sizes and pair kinds, and the lengths they are drawn from (log-uniform, inclusive)."""
 
-    patterns: Mapping[PatternName, float] = field(default_factory=lambda: {"full": 0.2, "prefix": 0.5, "block": 0.3})
+    patterns: Mapping[PatternName, float] = field(default_factory=lambda: {"full": 0.3, "prefix": 0.35, "block": 0.35})
     block_sizes: Mapping[int, float] = field(default_factory=lambda: {1: 0.5, 4: 0.2, 8: 0.15, 16: 0.15})
     pairs: Mapping[str, float] = field(
         default_factory=lambda: {

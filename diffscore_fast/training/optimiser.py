@@ -16,7 +16,8 @@ class Schedule:
     """Learning rates per group, and when they apply.
 
     For the first `head_steps` only the head learns. Then all groups warm up over `warmup_steps`, and after `hold_steps`
-    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time.
+    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time. Weights to be
+    shipped gain from a `cooldown`: from its first step to its last, steps of the run, rates fall linearly to zero.
     """
 
     head: float = 1e-3
@@ -28,11 +29,19 @@ class Schedule:
     hold_steps: int = 1500
     weight_decay: float = 0.01
     clip: float = 1.0
+    cooldown: tuple[int, int] | None = None
 
     def factor(self, step: int) -> float:
         """What all rates are multiplied by at `step` (of the stage that trains everything, or of the head's own)."""
         warmup = min(1.0, (step + 1) / self.warmup_steps)
         return warmup * min(1.0, (self.hold_steps / (step + 1)) ** 0.5)
+
+    def cooling(self, step: int) -> float:
+        """What the cooldown multiplies all rates by at `step` of the run; 1 without one."""
+        if self.cooldown is None:
+            return 1.0
+        first, last = self.cooldown
+        return min(1.0, max(0.0, (last - step) / (last - first)))
 
 
 def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:

@@ -164,7 +164,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             learns = group["name"] == "head" or not head_alone
             base = schedule.head_alone if head_alone else group["base_rate"]
-            group["lr"] = base * schedule.factor(stage_step)
+            group["lr"] = base * schedule.factor(stage_step) * schedule.cooling(self.step_number)
             for parameter in group["params"]:
                 parameter.requires_grad_(learns)
 

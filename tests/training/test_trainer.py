@@ -63,6 +63,17 @@ def test_changed_settings_are_recorded_with_the_step_they_apply_from(trainer, tm
     assert [(part["from_step"], part["rows_a_step"]) for part in history] == [(0, 60), (3, 50)]
 
 
+def test_a_cooldown_brings_the_rates_down_to_zero(trainer):
+    run = trainer("run", replace(SETTINGS, schedule=replace(SETTINGS.schedule, cooldown=(6, 10))))
+    rates = []
+    for _ in range(10):
+        run.step()
+        rates += [group["lr"] for group in run.optimiser.param_groups if group["name"] == "body"][:1]
+    assert rates[5:] == pytest.approx([1e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    run.step()
+    assert run.optimiser.param_groups[0]["lr"] == 0.0
+
+
 def test_only_the_head_moves_in_its_own_stage(trainer):
     run = trainer("run")
     before = {name: parameter.detach().clone() for name, parameter in run.backbone.named_parameters()}
