@@ -33,6 +33,24 @@ def test_sample_token_inverts_the_cumulative_distribution():
     assert len(ops.sample_token(hidden[:0], weight, bias, last[:0])) == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(soft_cap=0.0), "soft_cap must be above 0"),
+        (dict(vocab_size=10), "vocab_size 10 is not in 1 .. 9"),
+        (dict(excluded_ids=(-1,)), "must not be negative"),
+        (dict(numbers=torch.zeros(4, dtype=torch.float64)), r"numbers must be \[5\]; got \[4\]"),
+        (dict(numbers=torch.full((5,), 1.0, dtype=torch.float64)), "must lie in .* got 1.0"),
+        (dict(numbers=torch.full((5,), float("nan"), dtype=torch.float64)), "must lie in .* got nan"),
+    ],
+)
+def test_sample_token_refuses_what_it_cannot_draw_from(change, message):
+    arguments = dict(hidden=torch.zeros(5, 4), weight=torch.zeros(9, 4), bias=None,
+                     numbers=torch.zeros(5, dtype=torch.float64))  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        ops.sample_token(**{**arguments, **change})
+
+
 @pytest.mark.parametrize("logit_shift", [0, 1])
 def test_frequencies_of_samples_match_exact_likelihoods(logit_shift):
     """Texts of three tokens over a tiny vocabulary, in blocks of two: a chi-square test over all of them."""

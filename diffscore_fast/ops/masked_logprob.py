@@ -127,14 +127,7 @@ def _checked(
     excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None,
 ) -> tuple[int, tuple[int, ...]]:  # fmt: skip
     """Number of real vocabulary rows, and the excluded ids among them; refuses what a kernel would read beyond."""
-    size = weight.shape[0] if vocab_size is None else vocab_size
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"masked_logprob: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
-                         f"{list(weight.shape)}")  # fmt: skip
-    if not 0 < size <= weight.shape[0]:
-        raise ValueError(f"masked_logprob: vocab_size {size} is not in 1 .. {weight.shape[0]}, the rows of the weight")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"masked_logprob: bias must be [{weight.shape[0]}]; got {list(bias.shape)}")
+    size, excluded_ids = check_projection("masked_logprob", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
     if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
         raise TypeError("masked_logprob: targets and rows must be int64")
     count = len(hidden) if rows is None else len(rows)
@@ -142,10 +135,26 @@ def _checked(
         raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
     if not torch.compiler.is_compiling():  # a graph cannot branch on values; the C++ operation checks them itself
         _check_values(targets, rows, size, len(hidden))
+    return size, excluded_ids
+
+
+def check_projection(
+    operation: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, excluded_ids: tuple[int, ...],
+    vocab_size: int | None, soft_cap: float | None,
+) -> tuple[int, tuple[int, ...]]:  # fmt: skip
+    """Number of real vocabulary rows, and the excluded ids among them; refuses shapes and options that do not fit."""
+    size = weight.shape[0] if vocab_size is None else vocab_size
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"{operation}: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
+                         f"{list(weight.shape)}")  # fmt: skip
+    if not 0 < size <= weight.shape[0]:
+        raise ValueError(f"{operation}: vocab_size {size} is not in 1 .. {weight.shape[0]}, the rows of the weight")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{operation}: bias must be [{weight.shape[0]}]; got {list(bias.shape)}")
     if soft_cap is not None and not 0 < soft_cap < float("inf"):
-        raise ValueError(f"masked_logprob: soft_cap must be above 0 and finite, or None for no cap; got {soft_cap}")
+        raise ValueError(f"{operation}: soft_cap must be above 0 and finite, or None for no cap; got {soft_cap}")
     if any(token < 0 for token in excluded_ids):
-        raise ValueError(f"masked_logprob: excluded ids {excluded_ids} must not be negative")
+        raise ValueError(f"{operation}: excluded ids {excluded_ids} must not be negative")
     # A family's mask token may lie among the padded rows; it is outside the normaliser already.
     return size, tuple(token for token in excluded_ids if token < size)
 

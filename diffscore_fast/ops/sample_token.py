@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, reference_logits
+from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, check_projection, reference_logits
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
 
 
@@ -38,7 +38,12 @@ def sample_token(
     -------
     Tensor [N], int64
     """
-    size = weight.shape[0] if vocab_size is None else vocab_size
+    size, excluded_ids = check_projection("sample_token", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
+    if numbers.shape != hidden.shape[:1]:
+        raise ValueError(f"sample_token: numbers must be [{len(hidden)}]; got {list(numbers.shape)}")
+    outside = ~((numbers >= 0) & (numbers < 1))
+    if bool(outside.any()):
+        raise ValueError(f"sample_token: numbers must lie in [0, 1); got {float(numbers[outside][0])}")
     chosen = SAMPLE_TOKEN.resolve(hidden.device, implementation)
     return chosen.function(hidden, weight, bias, numbers, excluded_ids, size, logit_scale, soft_cap)
 
@@ -49,7 +54,6 @@ def _reference(
 ) -> Tensor:  # fmt: skip
     weight = weight[:vocab_size].float()
     bias = None if bias is None else bias[:vocab_size].float()
-    excluded_ids = tuple(token for token in excluded_ids if token < vocab_size)
     pieces = []
     for start in range(0, len(numbers), ROWS_AT_ONCE):
         states = hidden[start : start + ROWS_AT_ONCE].float()
