@@ -16,8 +16,8 @@ class Schedule:
     """Learning rates per group, and when they apply.
 
     For the first `head_steps` only the head learns. Then all groups warm up over `warmup_steps`, and after `hold_steps`
-    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time. Weights to be
-    shipped gain from a `cooldown`: from its first step to its last, steps of the run, rates fall linearly to zero.
+    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time. Weights to
+    be shipped gain from a `cooldown`: from its first step to its last, steps of the run, rates fall linearly to zero.
     """
 
     head: float = 1e-3
