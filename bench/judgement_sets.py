@@ -75,6 +75,15 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
     return sets
 
 
+def summarised_documents(folder: Path, count: int) -> list[dict]:
+    """One row of each of the first `count` documents of SummEval and REALSumm (200 together, two of them in both)."""
+    first: dict[tuple[str, str], dict] = {}
+    for name in ("SummEval", "REALSumm"):
+        for row in read_rows(folder, name):
+            first.setdefault((name, row["id"]), row)
+    return list(first.values())[:count]
+
+
 def read_rows(folder: Path, name: str) -> list[dict]:
     """All rows of a set."""
     with gzip.open(folder / f"{SETS[name]}.jsonl.gz", "rt", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """What the embedded model is worth: held-out losses, perplexities, agreement with human judgements, two sanity checks.
 
 `python -m bench.mini_quality` prints everything with 95% bootstrap intervals and appends it, with the model's checksum,
-to bench/results/mini_quality.jsonl. The options set how many rows are read.
+to bench/results/mini_quality.jsonl. The options set which sections run and how many rows are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 import numpy as np
 import torch
 
-from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets
+from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets, summarised_documents
 from bench.records import RESULTS, append_record
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.load import LoadedModel, load_model
@@ -29,6 +29,7 @@ from diffscore_fast.training.patterns import lay_block, pack_layouts
 
 NAME = "DiffScore prefix"
 LEAD_CHARACTERS = 500
+SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
 
 
 @click.command()
@@ -43,24 +44,31 @@ LEAD_CHARACTERS = 500
 @click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
 @click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
+@click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
 def main(data: Path, model: str, sequences: int, texts: int, documents: int, rows: int, pairs: int, checks: int,
-         draws: int, threads: int, note: str) -> None:  # fmt: skip
+         draws: int, threads: int, only: tuple[str, ...], note: str) -> None:  # fmt: skip
     """Measure the embedded model."""
     torch.set_num_threads(threads)
     started = time.monotonic()
     loaded = load_model(model, dtype=torch.float32)
     scorer = DiffScorer(model, dtype=torch.float32)
     report = Report(model=model, weights_sha256=loaded.weights_sha256, note=note, draws=draws)
-    articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
-    measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
-    measure_perplexities(report, model, articles, texts)
-    sets = load_sets(data / "judgements", documents, rows, pairs)
-    for judged in sets:
-        measure_agreement(report, judged, scorer, loaded, draws)
-    many_documents = load_sets(data / "judgements", 100, 1, 1)[0]
-    check_shuffled(report, many_documents, scorer, checks, draws)
-    check_fluency(report, many_documents, scorer, checks, draws)
+    wanted = only or SECTIONS
+    if "losses" in wanted or "perplexities" in wanted:
+        articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
+    if "losses" in wanted:
+        measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
+        draw_losses(report.rows, RESULTS / "mini_losses.png")
+    if "perplexities" in wanted:
+        measure_perplexities(report, model, articles, texts)
+    for judged in load_sets(data / "judgements", documents, rows, pairs):
+        if ("wmt" if judged.name.startswith("WMT") else "judgements") in wanted:
+            measure_agreement(report, judged, scorer, loaded, draws)
+    if "checks" in wanted:
+        read = summarised_documents(data / "judgements", checks)
+        check_shuffled(report, read, scorer, draws)
+        check_fluency(report, read, scorer, draws)
     report.finish(time.monotonic() - started)
 
 
@@ -79,7 +87,6 @@ class Report:
 
     def finish(self, seconds: float) -> None:
         append_record(RESULTS / "mini_quality.jsonl", **self.about, seconds=round(seconds), results=self.rows)
-        draw_losses(self.rows, RESULTS / "mini_losses.png")
         print(f"{seconds:.0f} s; appended to {RESULTS / 'mini_quality.jsonl'}", file=sys.stderr)
 
 
@@ -185,27 +192,23 @@ def autoregressive_scores(loaded: LoadedModel, judged: JudgedSet) -> np.ndarray:
     return scores
 
 
-def check_shuffled(report: Report, judged: JudgedSet, scorer: DiffScorer, checks: int, draws: int) -> None:
+def check_shuffled(report: Report, documents: list[dict], scorer: DiffScorer, draws: int) -> None:
     """How often a summary scores higher after its own document than after the next one, same masks."""
-    documents = first_of_each(judged)[: checks + 1]
-    own, summaries = documents[:-1], [judged.candidates[row] for row in documents[:-1]]
-    sources = [judged.sources[row] for row in documents]
-    right = scored(scorer, sources[: len(own)], summaries, "conditional", draws)
-    wrong = scored(scorer, sources[1:], summaries, "conditional", draws)
-    add_mean(report, "check", "SummEval: own document beats another's, share", (right > wrong).astype(float))
-    add_mean(report, "check", "SummEval: own minus another document, nats a token", right - wrong)
+    sources, summaries = ([row[field] for row in documents] for field in ("source", "candidate"))
+    right = scored(scorer, sources, summaries, "conditional", draws)
+    wrong = scored(scorer, following(sources), summaries, "conditional", draws)
+    add_mean(report, "check", "own document beats another's, share", (right > wrong).astype(float))
+    add_mean(report, "check", "own minus another document, nats a token", right - wrong)
 
 
-def check_fluency(report: Report, judged: JudgedSet, scorer: DiffScorer, checks: int, draws: int) -> None:
+def check_fluency(report: Report, documents: list[dict], scorer: DiffScorer, draws: int) -> None:
     """Marginal, conditional and pmi for a document's reference summary, another's, and its own with words shuffled."""
     rng = np.random.default_rng(0)
-    documents = first_of_each(judged)[: checks + 1]
-    sources = [judged.sources[row] for row in documents[:-1]]
-    summaries = [judged.references[row][0] for row in documents]
+    sources, summaries = [row["source"] for row in documents], [row["references"][0] for row in documents]
     candidates = {
-        "related": summaries[:-1],
-        "fluent but unrelated": summaries[1:],
-        "related, words shuffled": [" ".join(rng.permutation(text.split())) for text in summaries[:-1]],
+        "related": summaries,
+        "fluent but unrelated": following(summaries),
+        "related, words shuffled": [" ".join(rng.permutation(text.split())) for text in summaries],
     }
     for kind, texts in candidates.items():
         conditional = scored(scorer, sources, texts, "conditional", draws)
@@ -215,9 +218,9 @@ def check_fluency(report: Report, judged: JudgedSet, scorer: DiffScorer, checks:
         add_mean(report, "fluency", f"{kind}: pmi", conditional - marginal)
 
 
-def first_of_each(judged: JudgedSet) -> list[int]:
-    """The first row of every document."""
-    return np.unique(judged.groups, return_index=True)[1].tolist()
+def following(texts: list[str]) -> list[str]:
+    """The next document's text for each, the first's for the last."""
+    return [*texts[1:], *texts[:1]]
 
 
 def scored(scorer: DiffScorer, sources: list[str], texts: list[str], direction: Any, draws: int) -> np.ndarray:
