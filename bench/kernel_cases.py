@@ -206,7 +206,8 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
 
     def report(seconds: Seconds) -> None:
         scores = heads * float(np.sum(np.diff(offsets) * (np.diff(offsets) + prefix)))
-        products, exponentials = 4.0 * scores * width / rate(dtype), scores / exponential_rate()
+        fastest = max(rate(torch.float32), rate(dtype))
+        products, exponentials = 4.0 * scores * width / fastest, scores / exponential_rate()
         floor = products + exponentials
         print(f"{case.title}: {statistics.median(seconds[OURS]) * 1e3:.0f} ms")
         print(f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "

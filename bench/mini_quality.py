@@ -62,7 +62,8 @@ def main(data: Path, model: str, sequences: int, texts: int, documents: int, row
         draw_losses(report.rows, RESULTS / "mini_losses.png")
     if "perplexities" in wanted:
         measure_perplexities(report, model, articles, texts)
-    for judged in load_sets(data / "judgements", documents, rows, pairs):
+    sets = load_sets(data / "judgements", documents, rows, pairs) if {"judgements", "wmt"} & set(wanted) else []
+    for judged in sets:
         if ("wmt" if judged.name.startswith("WMT") else "judgements") in wanted:
             measure_agreement(report, judged, scorer, loaded, draws)
     if "checks" in wanted:

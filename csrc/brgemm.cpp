@@ -47,37 +47,42 @@ void multiply(Products::By by, const char* a_bytes, int64_t row_stride, int64_t 
   }
 }
 
-// Products of two depth blocks, the second added, of a tall tile and of a short one. Numbers are multiples of 1/64
-// below 1, which bfloat16 holds, and sums multiples of 1/4096 below 512, which float32 holds: whatever the order, the
-// result must be exact.
+// Products of two depth blocks, the second added, in the shapes that the operations ask for. Numbers are multiples of
+// 1/64 below 1, which bfloat16 holds, and sums multiples of 1/4096 below 512, which float32 holds: whatever the order,
+// the result must be exact.
 template <class Number>
 std::string check(at::ScalarType type) {
-  constexpr int64_t first = 384, depth = first + kDepthStep;
+  constexpr int64_t most_rows = 128, depth = 384 + kDepthStep;
   const Products brgemm{Products::By::kBrgemm, type};
-  std::vector<Number> a(kBlockRows * depth), b(kBlockLanes * depth);
+  std::vector<Number> a(most_rows * depth), b(kBlockLanes * depth);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) / 64.0f;
   for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(static_cast<int>(i * 53 % 97) - 48) / 64.0f;
-  const int64_t words = depth * static_cast<int64_t>(sizeof(Number)) / kWord;
+  constexpr int64_t size = sizeof(Number), words = depth * size / kWord;
   std::vector<float> packed(kBlockLanes * words);
   const char* rows[kBlockLanes];
   for (int64_t lane = 0; lane < kBlockLanes; ++lane) rows[lane] = reinterpret_cast<const char*>(&b[lane * depth]);
   char* to = reinterpret_cast<char*>(packed.data());
   pack_block(rows, words, to);
   const char* from = reinterpret_cast<const char*>(a.data());
-  for (const int64_t height : {kBlockRows, kBlockRows / 4}) {
+  struct Shape {
+    int64_t rows, first;  // depth of the first block
+  };
+  for (const auto [height, first] : {Shape{kBlockRows, 384}, Shape{16, 32}, Shape{80, 96}, Shape{most_rows, 128}}) {
     std::vector<float> c(height * kBlockLanes, std::nanf(""));
     try {
       const ProductScope scope(brgemm);
       block_product(brgemm, from, depth, height, first, to, c.data(), false);
-      block_product(brgemm, from + first * sizeof(Number), depth, height, depth - first,
-                    to + words * first / depth * kBlockLanes * kWord, c.data(), true);
+      block_product(brgemm, from + first * size, depth, height, kDepthStep, to + first * size * kBlockLanes, c.data(),
+                    true);
+    } catch (const c10::Error& error) {
+      return std::string("oneDNN has no such kernel here: ") + error.what_without_backtrace();
     } catch (const std::exception& error) {
       return std::string("oneDNN has no such kernel here: ") + error.what();
     }
     for (int64_t r = 0; r < height; ++r) {
       for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
         float exact = 0.0f;
-        for (int64_t k = 0; k < depth; ++k)
+        for (int64_t k = 0; k < first + kDepthStep; ++k)
           exact += static_cast<float>(a[r * depth + k]) * static_cast<float>(b[lane * depth + k]);
         if (c[r * kBlockLanes + lane] != exact) return "its products failed their check";
       }

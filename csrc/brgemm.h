@@ -1,7 +1,7 @@
 // Tile products by the processor's widest units: oneDNN's batch-reduced products, reached through ATen.
 //
-// A tile is a [rows, kBlockLanes] product of rows that are read where they lie (of the vocabulary, of keys) with lanes
-// packed by `pack_block`. Its shape depends on the problem's shapes alone, short tiles being padded, so that one
+// A tile is a [rows, kBlockLanes] product of rows (of the vocabulary, of keys, of transposed values) with lanes that
+// `pack_block` packed. Its shape depends on the problem's shapes alone, short tiles being padded, so that one
 // generated kernel makes all sums of a depth and no lane's bits depend on the others.
 #pragma once
 

@@ -48,14 +48,15 @@ struct InnerKernels {
   // Takes the logits c [rows, kLanes], rows `stride` apart, into the running state.
   void (*absorb)(const float* c, int64_t stride, int64_t rows, LogitState state, int vectors);
 
-  // Scores scale * c [rows, kLanes] of keys first_key.. become weights exp(score - maximum); the running maximum, sum
+  // Scores c [rows, kLanes] of keys first_key.. become weights exp(scale * (score - maximum)); the running maximum, sum
   // and accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all. Rows
   // of c and of the accumulator lie `stride` apart.
   void (*attend)(float* c, int64_t stride, int64_t rows, float scale, float first_key, const float* limits,
                  float* maximum, float* sum, float* accumulator, int64_t width, int vectors);
 
   // Neighbouring rows of c [rows, stride] as pairs of bfloat16, rounded to nearest, ties to even:
-  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). Both sizes are even; a NaN stays one if its low half is zero.
+  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). `rows` is even, `stride` a multiple of kVector; a NaN stays one
+  // if its low half is zero.
   void (*pair_rows)(const float* c, int64_t stride, int64_t rows, uint32_t* pairs);
 
   // y [rows, kLanes] = activation(y + bias) in place; kSwiglu makes silu(first half) * second half in the first half.

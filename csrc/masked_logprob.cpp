@@ -1,8 +1,9 @@
 // Log-softmax of the vocabulary projection, gathered at the target; logits live in a cache-sized tile only.
 //
 // Hidden states are packed once into panels of 24 rows, the lanes. Tiles of 64 vocabulary rows are read where they lie
-// and multiplied with a panel, or by brgemm with two, into a [64, 24] tile, which the online softmax absorbs while it
-// is in cache. The vocabulary is cut into at most 64 splits by its size alone; their states are merged in order.
+// and multiplied with a panel into a [64, 24] tile, or with a block of two into [64, 48], which the online softmax
+// absorbs while it is in cache. The vocabulary is cut into at most 64 splits by its size alone; their states are merged
+// in order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -85,6 +85,28 @@ struct Problem {
   int64_t accumulator_rows() const { return products.in_blocks() ? round_up(width, kRowStep) : width; }
 };
 
+// Bytes aligned to a cache line, which rows of whole tiles then never straddle.
+class Bytes {
+ public:
+  // Room for `size`, whose content is lost.
+  void hold(int64_t size) {
+    if (size > room_) {
+      numbers_.emplace(round_up(size, kWord) / kWord);
+      room_ = size;
+    }
+    size_ = size;
+  }
+  void clear() {
+    if (size_ > 0) std::memset(data(), 0, size_);
+  }
+  char* data() { return numbers_ ? reinterpret_cast<char*>(numbers_->get()) : nullptr; }
+  const char* data() const { return numbers_ ? reinterpret_cast<const char*>(numbers_->get()) : nullptr; }
+
+ private:
+  std::optional<Scratch> numbers_;
+  int64_t room_ = 0, size_ = 0;
+};
+
 // Keys and values of one head, copied side by side: rows of many heads lie a power of two times a small number apart,
 // so that a strided walk would meet few cache sets. In float32, [rows, width] each; for blocks in the products' type,
 // whole blocks of keys [rows, depth], and each tile's values transposed, [accumulator_rows, kTileKeys], padded with 0.
@@ -95,8 +117,10 @@ class HeadCopy {
   void fill(const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t head) {
     const int64_t shared = head / problem_.group;
     if (!problem_.products.in_blocks()) return fill_rows(key, value, first, rows, shared);
-    keys_.assign(round_up(rows, kBlockRows) * key_bytes(), 0);
-    values_.assign(round_up(rows, kTileKeys) * problem_.accumulator_rows() * problem_.products.number_size(), 0);
+    keys_.hold(round_up(rows, kBlockRows) * key_bytes());
+    values_.hold(round_up(rows, kTileKeys) * problem_.accumulator_rows() * problem_.products.number_size());
+    keys_.clear();
+    values_.clear();
     for (int64_t row = 0; row < rows; ++row)
       std::memcpy(keys_.data() + row * key_bytes(), key.at(first + row, shared),
                   problem_.width * problem_.products.number_size());
@@ -119,8 +143,8 @@ class HeadCopy {
   int64_t key_bytes() const { return problem_.depth() * problem_.products.number_size(); }
 
   void fill_rows(const Heads& key, const Heads& value, int64_t first, int64_t rows, int64_t shared) {
-    keys_.resize(rows * key_bytes());
-    values_.resize(rows * key_bytes());
+    keys_.hold(rows * key_bytes());
+    values_.hold(rows * key_bytes());
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t from = first + row, to = row * key_bytes();
       to_floats(key.type, key.at(from, shared), problem_.width, reinterpret_cast<float*>(keys_.data() + to));
@@ -139,7 +163,7 @@ class HeadCopy {
   }
 
   const Problem& problem_;
-  std::vector<char> keys_, values_;
+  Bytes keys_, values_;
 };
 
 // The running softmax of up to problem.lanes() queries of one head, panel by panel or as one block.

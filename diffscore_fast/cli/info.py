@@ -57,8 +57,8 @@ def print_info(model: str | None = None) -> None:
         table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))
         if device.type == "cpu":
             reason = brgemm_unavailable(torch.bfloat16)
-            made = "multiplied by brgemm" if reason is None else f"multiplied in float32: {reason}"
-            table.add_row("bfloat16 on cpu", made)
+            made = "by brgemm" if reason is None else f"in float32: {reason}"
+            table.add_row("bfloat16 logits, attention on cpu", made)
         for operation in ops.OPERATIONS:
             preferred = takewhile(lambda item: item[1] is not None, operation.reasons(device).items())
             passed_over = [f"{name}: {reason}" for name, reason in preferred]

@@ -83,6 +83,8 @@ def train(model: Path, corpus: Path, run: Path, steps: int, cooldown: int, threa
     from diffscore_fast.training.optimiser import Schedule
     from diffscore_fast.training.trainer import Settings, Trainer
 
+    if cooldown > steps:
+        raise click.UsageError(f"a cooldown of {cooldown} steps is longer than the run of {steps}")
     torch.set_num_threads(threads)
     train_part, held_out = load_corpus(corpus).split(HELD_OUT)
     backbone = load_model(model, dtype=torch.float32).bert

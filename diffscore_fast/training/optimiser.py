@@ -31,6 +31,10 @@ class Schedule:
     clip: float = 1.0
     cooldown: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        if self.cooldown is not None and not 0 <= self.cooldown[0] < self.cooldown[1]:
+            raise ValueError(f"a cooldown goes from a step to a later one, not {self.cooldown}")
+
     def factor(self, step: int) -> float:
         """What all rates are multiplied by at `step` (of the stage that trains everything, or of the head's own)."""
         warmup = min(1.0, (step + 1) / self.warmup_steps)
@@ -59,7 +63,7 @@ def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:
 
 
 class WeightAverage:
-    """Exponential moving average of weights: steadier than the last step's, and needs no falling rate at the end.
+    """Exponential moving average of weights: steadier than the last step's, and good at any time of a run.
 
     Updated every `every` steps. The horizon is about a fifth of the steps so far, `horizon` at most: early weights, far
     from where the run is, are soon forgotten.
