@@ -15,7 +15,7 @@ PREFIX_LENGTH_BINS = 4
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PatternComparison:
     """Scores under `prefix` beside those under `full`, on common masks.
 
     Parameters
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def calibrate(scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[str], *, draws: int = 20,
-              seed: int = 0) -> list[Comparison]:  # fmt: skip
+              seed: int = 0) -> list[PatternComparison]:  # fmt: skip
     """Compare the two patterns on a sample of rows: all together, by mask ratio, and by quarters of prefix length.
 
     Parameters
@@ -74,13 +74,13 @@ def calibrate(scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[s
     return comparisons
 
 
-def _compare(label: str, prefix: np.ndarray, full: np.ndarray) -> Comparison:
+def _compare(label: str, prefix: np.ndarray, full: np.ndarray) -> PatternComparison:
     made = np.isfinite(prefix) & np.isfinite(full)
     prefix, full = prefix[made], full[made]
     if not len(prefix):
-        return Comparison(label, 0, np.nan, np.nan, np.nan)
+        return PatternComparison(label, 0, np.nan, np.nan, np.nan)
     ranked = len(prefix) > 2 and np.ptp(prefix) > 0 and np.ptp(full) > 0
     correlation = float(spearmanr(prefix, full).statistic) if ranked else np.nan
     difference = prefix - full
     worst = difference[np.abs(difference).argmax()]
-    return Comparison(label, len(prefix), correlation, float(difference.mean()), float(worst))
+    return PatternComparison(label, len(prefix), correlation, float(difference.mean()), float(worst))
