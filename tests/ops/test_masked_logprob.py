@@ -13,8 +13,9 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
-from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.masked_logprob import _wanted
+from tests.support.products import runs_brgemm
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -353,10 +354,8 @@ def made_by(products: str, hidden: Tensor, weight: Tensor, bias: Tensor, targets
 
 
 def blocks(dtype: torch.dtype) -> list:
-    reason = brgemm_unavailable(dtype)
-    runs_brgemm = pytest.mark.skipif(reason is not None, reason=str(reason))
     return [
-        pytest.param("brgemm", dtype, marks=runs_brgemm), pytest.param("plain", dtype, marks=needs_extension)
+        pytest.param("brgemm", dtype, marks=runs_brgemm(dtype)), pytest.param("plain", dtype, marks=needs_extension)
     ]  # fmt: skip
 
 

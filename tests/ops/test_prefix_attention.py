@@ -17,8 +17,9 @@ from torch import Tensor
 from bench.timing import peak_extra_bytes
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AttentionLayout, prefix_attention
-from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_prefix_attention
+from tests.support.products import runs_brgemm
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
@@ -27,11 +28,9 @@ IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
 
 def kernels(dtype: torch.dtype) -> list:
     """The C++ kernel with its products in panels, and in blocks: by brgemm where that runs, and by its stand-in."""
-    reason = brgemm_unavailable(dtype)
-    runs_brgemm = pytest.mark.skipif(reason is not None, reason=str(reason))
     return [
         pytest.param("cpu inner", marks=needs_extension),
-        pytest.param("cpu brgemm", marks=runs_brgemm),
+        pytest.param("cpu brgemm", marks=runs_brgemm(dtype)),
         pytest.param("cpu plain", marks=needs_extension),
     ]
 
