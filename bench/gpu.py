@@ -1,6 +1,7 @@
-"""`python -m bench.gpu`: on a machine with a GPU, checks every Triton kernel against float64 with all its options, then
-times masked_logprob and prefix_attention beside torch and, where they are installed, Liger-Kernel, cut-cross-entropy
-and flash-attn. Appends to bench/results/gpu.csv; exit code 1 where a check fails.
+"""`python -m bench.gpu`: on a machine with a GPU, checks every Triton kernel against float64 with all its options and
+whole scores against the CPU's; times masked_logprob and prefix_attention beside torch and, where they are installed,
+Liger-Kernel, cut-cross-entropy and flash-attn, and scoring by pack size. Appends to bench/results/gpu.csv; exit code 1
+where a check fails.
 
 It has not been run on a GPU. `TRITON_INTERPRET=1 python -m bench.gpu --device cpu --small` runs the same code in
 Triton's interpreter, to see that it runs (without bfloat16, which the interpreter's products misread).
@@ -8,11 +9,14 @@ Triton's interpreter, to see that it runs (without bfloat16, which the interpret
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import click
 import numpy as np
@@ -21,15 +25,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.records import RESULTS, append_rows
-from diffscore_fast import ops
+from bench.tiny_model import tiny_model
+from diffscore_fast import DiffScorer, ops
 
+EXAMPLES = Path(__file__).parents[1] / "examples" / "summaries.jsonl"
+# Nats a token between a GPU's score and the CPU's in float32: rounding of hidden states in the type.
+SCORE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 TENSOR_CORE_DEPTH = 16  # products that a matrix instruction adds up before it rounds its accumulator
 Call = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Shapes: (rows, width, vocabulary); (query heads, key heads, head size) with a prefix and windows; segments."""
+    """Shapes: (rows, width, vocabulary); (query heads, key heads, head size) with a prefix and windows; segments; rows
+    to score whole, with texts cut to that many characters."""
 
     logprob: tuple[tuple[int, int, int], ...] = ((1024, 768, 50258), (1024, 4096, 126464), (8192, 4096, 126464))
     options: tuple[int, int, int] = (300, 768, 50258)
@@ -39,12 +48,16 @@ class Sizes:
     windows: int = 320
     longest: int = 127
     segments: int = 1_000_000
+    texts: int = 48
+    characters: int = 100_000
+    draws: int = 64
+    packs: tuple[int, ...] = (1 << 12, 1 << 14, 1 << 16)
     rounds: int = 20
     types: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 
 
 SMALL = Sizes(logprob=((33, 64, 300),), options=(17, 64, 300), beyond_int32=None, heads=((4, 2, 32),), prefix=20,
-              windows=6, longest=12, segments=50, rounds=1)  # fmt: skip
+              windows=6, longest=12, segments=50, texts=1, characters=30, draws=1, packs=(64,), rounds=1)  # fmt: skip
 
 
 @dataclass
@@ -320,6 +333,30 @@ def check_segments(bench: Bench) -> None:
         bench.verdict(f"{name}, {count} segments of {draws}", largest(relative), 1e-10, alike)
 
 
+def check_scoring(bench: Bench) -> None:
+    """Whole rows through tokenizer, packs and kernels, in packs of several sizes."""
+    sizes, interpreted = bench.sizes, bench.device.type == "cpu"
+    rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[: sizes.texts]]
+    columns = [[row[name][: sizes.characters] for row in rows] for name in ("source", "candidate")]
+    with tempfile.TemporaryDirectory() as folder:
+        # The interpreter would take hours for the embedded model.
+        model = tiny_model(Path(folder)) if interpreted else "mini"
+        on_cpu = DiffScorer(model, dtype=torch.float32, implementation="reference")
+        exact = torch.from_numpy(on_cpu.score(*columns, draws=sizes.draws).scores)
+        for dtype in (torch.float32,) if interpreted else sizes.types:
+            rivals: dict[str, Call] = {}
+            for size in sizes.packs:
+                scorer = DiffScorer(model, device=bench.device, dtype=dtype, token_budget=size, implementation="triton")
+
+                def score(scorer: DiffScorer = scorer) -> Tensor:
+                    return torch.from_numpy(scorer.score(*columns, draws=sizes.draws).scores)
+
+                rivals[f"packs of {size}"] = score
+                error = largest(score() - exact)
+                bench.verdict(f"scores, packs of {size} {_name(dtype)}", error, SCORE_TOLERANCE[dtype])
+            bench.time("score", f"{len(rows)} rows, {sizes.draws} draws", dtype, rivals, exact, SCORE_TOLERANCE[dtype])
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -328,7 +365,8 @@ def _name(dtype: torch.dtype) -> str:
 @click.option("--device", default="cuda", show_default=True, help="A CUDA or ROCm device, or cpu in the interpreter.")
 @click.option("--small", is_flag=True, help="Tiny shapes, to see that it runs.")
 def main(device: str, small: bool) -> None:
-    """Check the Triton kernels against float64 and time them, on a GPU. Exit code 1 where one fails."""
+    """Check Triton kernels against float64 and scores against the CPU's, and time them, on a GPU. Exit code 1 where one
+    fails."""
     if device != "cpu" and not torch.cuda.is_available():
         print("bench.gpu needs a GPU that torch can use", file=sys.stderr)
         sys.exit(1)
@@ -337,7 +375,8 @@ def main(device: str, small: bool) -> None:
     if device == "cpu":
         sizes = replace(sizes, types=(torch.float16, torch.float32))
     bench = Bench(torch.device(device), sizes)
-    for check in (check_segments, check_logprob_options, check_masked_logprob, check_prefix_attention):
+    for check in (check_segments, check_logprob_options, check_masked_logprob, check_prefix_attention,
+                  check_scoring):  # fmt: skip
         check(bench)
     if bench.failed:
         print(f"failed: {', '.join(bench.failed)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from diffscore_fast.arguments import checked_column, whole_number
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
 from diffscore_fast.engine.check import check_packing
-from diffscore_fast.engine.memory import MemoryPlan, divide_memory
+from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import CheckpointError, InputError
@@ -46,8 +46,8 @@ class ScoringModel:
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
         are sized to it. About 1 GiB for `mini` if not given. It changes no score.
     token_budget, cache_bytes : int, optional
-        Most window tokens evaluated at once (4,096 on a CPU), and size of the prefix cache (512 MiB), in place of
-        what follows from `memory`.
+        Most window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix cache (512
+        MiB), in place of what follows from `memory`.
     implementation : str
         "auto", or a name ("cpu", "triton", "flash_attn", "reference"): operations that have it run by it, the others
         by "auto"; the signature says which.
@@ -69,7 +69,7 @@ class ScoringModel:
             torch.set_num_threads(1)
         loaded = load_model(model, device=device, dtype=dtype)
         backbone = loaded.backbone
-        plan = MemoryPlan() if memory is None else divide_memory(whole_number("memory", memory), backbone)
+        plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
         attention = attention or Attention(self.spec.default_pattern)
         self.spec.pattern(attention.name, attention.block_size)

@@ -9,6 +9,7 @@ bits do not depend on its neighbours; a single stage over blocks of several wind
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -161,27 +162,27 @@ def block_sizes(dtype: torch.dtype, width: int) -> tuple[int, int]:
 
 def schedule_of(
     key_offsets: np.ndarray, query_offsets: np.ndarray, prefix_starts: np.ndarray, prefix_lengths: np.ndarray,
-    query_places: np.ndarray | None, block: int, sizes: tuple[int, int], device: torch.device,
+    query_places: np.ndarray | None, block: int, sizes: tuple[int, int], send: Callable[[np.ndarray], Tensor],
 ) -> Schedule:  # fmt: skip
-    """Arrays of `ops.AttentionLayout`; `sizes` as `block_sizes` gives them."""
+    """Arrays of `ops.AttentionLayout`; `sizes` as `block_sizes` gives them; `send` takes an array to the device."""
     nothing = np.zeros(1, dtype=np.int64)
     rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, sizes[0])
     prefix = (rows, begin, end, start, start + length, nothing, nothing)
     window, begin, end = _window_blocks(query_offsets, sizes[1])
     limits = _limits(key_offsets, query_offsets, query_places, block)
     own = (nothing, begin, end, key_offsets[:-1][window], key_offsets[1:][window], prefix_lengths[window] > 0, limits)
-    stages = _on_device([*prefix, *own], device)
+    stages = _on_device([*prefix, *own], send)
     return Schedule(Stage(*stages[: len(prefix)]), Stage(*stages[len(prefix) :]), block > 0)
 
 
-def _on_device(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
+def _on_device(arrays: list[np.ndarray], send: Callable[[np.ndarray], Tensor]) -> list[Tensor]:
     """The arrays as int64 parts of one buffer, which one copy takes over."""
     # Parts begin at multiples of 16 bytes: the launcher compiles a kernel anew for pointers that are not.
     starts = np.cumsum([0, *(len(item) + len(item) % 2 for item in arrays)])
     packed = np.zeros(starts[-1], dtype=np.int64)
     for start, item in zip(starts[:-1], arrays, strict=True):
         packed[start : start + len(item)] = item
-    buffer = torch.from_numpy(packed).to(device)
+    buffer = send(packed)
     return [buffer[start : start + len(item)] for start, item in zip(starts[:-1], arrays, strict=True)]
 
 

@@ -16,7 +16,7 @@ from diffscore_fast.backbones.bert_families import FAMILIES, bert_config, build_
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights
 from diffscore_fast.backbones.whole import TransformersBackbone, load_whole
-from diffscore_fast.errors import CheckpointError
+from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
@@ -82,10 +82,13 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
 
     Raises
     ------
+    InputError
+        If the device cannot be used here.
     CheckpointError
         If there is no such model, it is no masked language model, a file is missing, a tensor is missing or left over,
         or a checksum differs.
     """
+    _check_device(device)
     folder, name = find_model(name_or_path)
     config = read_config(folder)
     tokenizer, control = read_tokenizer(folder, config)
@@ -116,6 +119,15 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     canonical = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
     return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint)
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch raises what the backend happens to raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"device {str(device)!r} cannot be used here: {reason}; `diffscore info` lists what there "
+                         "is") from None  # fmt: skip
 
 
 def find_model(name_or_path: str | Path) -> tuple[Path, str]:

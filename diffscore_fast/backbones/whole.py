@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
 from diffscore_fast.errors import CheckpointError
+from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.text.tokenizer import ControlTokens
 
 HEAD_TOLERANCE = 1e-3  # nats, float32: the head taken apart against the network's own logits
@@ -88,7 +89,7 @@ class TransformersBackbone:
         hidden = torch.empty((len(tokens), self.spec.hidden_size), dtype=self.dtype, device=self.device)
         for length in np.unique(lengths):
             rows = offsets[:-1][lengths == length][:, None] + np.arange(length)
-            chosen = torch.from_numpy(rows).to(self.device)
+            chosen = to_device(rows, self.device)
             inputs = {"input_ids": tokens[chosen]}
             if self._takes_types:
                 inputs["token_type_ids"] = types[chosen]

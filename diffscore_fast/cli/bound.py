@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
+from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
-from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, BoundsTable, checked_z, widened_perplexity
@@ -41,7 +41,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         seed=options["seed"], autoregressive=options["autoregressive"], comparators=options["comparators"],
         forced=options["force"],
     )  # fmt: skip
-    memory = None if options["memory"] is None else parse_size(options["memory"])
+    arguments = model_arguments(options)
     z = checked_z(options["z"])
     added: dict[str, FieldType] = {
         "lower": "number", "upper": "number", "stderr_lower": "number", "stderr_upper": "number",
@@ -75,8 +75,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         }  # fmt: skip
 
     try:
-        bounds = LikelihoodBounds(model, block_size=options["block_size"], memory=memory,
-                                  token_budget=options["token_budget"])  # fmt: skip
+        bounds = LikelihoodBounds(model, block_size=options["block_size"], **arguments)
         run.process(batches, fields, f"{bounds.signature(config)} z:{z}")
     except BaseException:
         run.abandon()

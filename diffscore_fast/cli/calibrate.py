@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast.calibration import calibrate
+from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import RowReader, open_reader
@@ -27,7 +28,7 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
     columns = options["source_column"], options["candidate_column"]
     reader = open_reader(input_path, options["input_format"])
     rows = _sample(reader, columns, options["rows"], options["seed"])
-    scorer = DiffScorer(model)
+    scorer = DiffScorer(model, **model_arguments(options))
     comparisons = calibrate(scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"],
                             seed=options["seed"])  # fmt: skip
     if not comparisons[0].rows:

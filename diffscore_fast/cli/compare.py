@@ -13,9 +13,9 @@ from rich.text import Text
 
 from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
 from diffscore_fast.analysis.heatmap import printable
+from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column
 from diffscore_fast.cli.score import context_column, make_config
-from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
 from diffscore_fast.io.input import STANDARD_STREAM
@@ -52,8 +52,8 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     config = make_config({**options, "tokens": False, "heatmap": None})
     context = next(iter(context_column(options, config).items()), None)
     pairs = _read_pairs(input_paths, context, options)
-    memory = None if options["memory"] is None else parse_size(options["memory"])
-    scorer = DiffScorer(model, token_budget=options["token_budget"], memory=memory)
+    arguments = model_arguments(options)
+    scorer = DiffScorer(model, **arguments)
     if options["attention"] is None:
         config = replace(config, attention=scorer.spec.default_pattern)
     scorer.check_patterns(config)

@@ -33,6 +33,7 @@ def _standard_output(context: click.Context, option: click.Parameter, path: str)
 
 def file_and_model(command: Callable[..., None]) -> Callable[..., None]:
     """What `score` and `bound` read, write and run."""
+    command = runs_model(command)
     for option in reversed((
         click.argument("input_path", metavar="INPUT"),
         click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT", callback=_standard_output,
@@ -44,8 +45,29 @@ def file_and_model(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--resume", is_flag=True,
                      help="Go on behind the rows that a stopped run of the same command has left (JSON Lines, CSV, "
                      "TSV); from the start if there are none."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def runs_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Which model, and where and how it runs."""
+    for option in reversed((
         click.option("--model", default="mini", show_default=True,
                      help="Embedded model, folder, or cached Hugging Face name."),
+        click.option("--device", default="cpu", show_default=True,
+                     help="Where it runs: cpu, cuda or cuda:N (AMD's GPUs too); `diffscore info` lists what there is."),
+        click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
+                     help="Type of weights and hidden states. Default: bfloat16 where the device multiplies it, else "
+                     "float32."),
+        click.option("--implementation", default="auto", show_default=True, metavar="NAME",
+                     help="cpu, triton, flash_attn or reference: operations that have it run by it, the others by "
+                     "auto."),
+        click.option("--memory", metavar="SIZE",
+                     help="What it may take beside the loaded model, such as 800M or 2G; it changes no number."),
+        click.option("--token-budget", type=int,
+                     help="Tokens evaluated at once: bounds memory only. Default: 4096 (on a GPU 16384), or as "
+                     "--memory allows."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -107,9 +129,6 @@ def main() -> None:
 @click.option(
     "--show", default=0, type=click.IntRange(0), metavar="N", help="Print the first N rows with their scores."
 )
-@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
-              "--memory allows.")  # fmt: skip
-@click.option("--memory", metavar="SIZE", help="What scoring may take beside the loaded model, such as 800M or 2G.")
 @click.option("--profile-run", metavar="FILE.json", help="Print where the time goes, and write it as a Chrome trace.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
@@ -130,7 +149,7 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.argument("input_path", metavar="FILE")
 @click.option("--format", "input_format", type=click.Choice(FORMATS),
               help="Format of FILE; by its name if not given, else JSON Lines.")  # fmt: skip
-@click.option("--model", default="mini", show_default=True, help="Embedded model, folder, or cached Hugging Face name.")
+@runs_model
 @click.option("--rows", default=64, show_default=True, help="Rows read, each of the file as likely as another.")
 @click.option("--draws", default=20, show_default=True, help="K of the published grid; 20 make 18.")
 @click.option("--seed", default=0, show_default=True)
@@ -170,9 +189,6 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
 @click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
-@click.option("--token-budget", type=int, help="Tokens evaluated at once: bounds memory only. Default: 4096, or as "
-              "--memory allows.")  # fmt: skip
-@click.option("--memory", metavar="SIZE", help="What bounding may take beside the loaded model, such as 800M or 2G.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Bracket the log-likelihood of every text of INPUT (files as for `score`) under a block model.

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
+from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import FileRun, files_beside, number
-from diffscore_fast.engine.memory import parse_size
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -44,7 +44,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         If the options, the input, the output or the model cannot be used; nothing has been scored then.
     """
     config = make_config(options)
-    memory = None if options["memory"] is None else parse_size(options["memory"])
+    arguments = model_arguments(options)
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
     taken = (input_path, output_path, *files_beside(output_path), options["template"])
     heatmap = _HeatMap(options, config, taken)
@@ -91,7 +91,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         }
 
     try:
-        scorer = DiffScorer(model, memory=memory, token_budget=options["token_budget"])
+        scorer = DiffScorer(model, **arguments)
         if options["attention"] is None:
             config = make_config({**options, "attention": scorer.spec.default_pattern})
         scorer.check_patterns(config)

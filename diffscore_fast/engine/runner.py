@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose, cut_plan
 from diffscore_fast.errors import DeviceMemoryError
+from diffscore_fast.ops.transfer import Arriving, to_device
 
 Result = TypeVar("Result", covariant=True)
 
@@ -110,7 +112,7 @@ class Runner:
                 windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
                 self._cache.capacity_rows,
             )  # fmt: skip
-        out = np.zeros(len(windows.wanted), dtype=np.float32)
+        results = _Results(np.zeros(len(windows.wanted), dtype=np.float32), progress)
 
         def log_probs(starts: np.ndarray, pack: np.ndarray) -> None:
             chosen = asked[pack]
@@ -119,13 +121,13 @@ class Runner:
                 rows = self._wanted_rows(windows, chosen, picked, starts, attention)
             with stage("head"):
                 rows = self._transformed(rows)
-                targets = self._to_device(windows.targets[picked].astype(np.int64))
+                targets = torch.from_numpy(windows.targets[picked].astype(np.int64))
                 values = ops.masked_logprob(*self._vocabulary(rows), targets, **self._vocabulary_options())
-                out[picked] = values.cpu().numpy()
-            if progress is not None:
-                progress(int(windows.lengths[chosen].sum()))
+                results.add(picked, values, int(windows.lengths[chosen].sum()))
+            results.collect(but=1)
 
         self._evaluate(prefixes, windows.lengths[asked], waves, attention, log_probs)
+        out = results.collect()
         # Every window takes its representative's values; representatives take their own.
         with stage("reduce"):
             return out[take_segments(windows.wanted_offsets, first[representative])]
@@ -135,7 +137,7 @@ class Runner:
 
         Targets are not read, and no two windows are taken for one: each has numbers of its own.
         """
-        out = np.zeros(len(windows.wanted), dtype=np.int32)
+        results = _Results(np.zeros(len(windows.wanted), dtype=np.int32))
         waves = pack_windows(windows.prefix, windows.lengths, prefixes.lengths, self.token_budget,
                              self._cache.capacity_rows)  # fmt: skip
 
@@ -143,11 +145,12 @@ class Runner:
             picked = take_segments(windows.wanted_offsets, chosen)
             rows = self._transformed(self._wanted_rows(windows, chosen, picked, starts, attention))
             options = {**self._vocabulary_options(), "implementation": ops.AUTO}
-            drawn = ops.sample_token(*self._vocabulary(rows), self._to_device(numbers[picked]), **options)
-            out[picked] = drawn.cpu().numpy()
+            drawn = ops.sample_token(*self._vocabulary(rows), torch.from_numpy(numbers[picked]), **options)
+            results.add(picked, drawn)
+            results.collect(but=1)
 
         self._evaluate(prefixes, windows.lengths, waves, attention, tokens)
-        return out
+        return results.collect()
 
     def _evaluate(self, prefixes: Prefixes, lengths: np.ndarray, waves: list[tuple[np.ndarray, list[np.ndarray]]],
                   attention: Attention, evaluate: Callable[[np.ndarray, np.ndarray], None]) -> None:  # fmt: skip
@@ -319,7 +322,36 @@ class Runner:
         return torch.full_like(like, types) if isinstance(types, int) else self._to_device(types.astype(np.int64))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.backbone.device)
+        return to_device(array, self.backbone.device)
+
+
+class _Results:
+    """What packs give. Each is collected when the next has been launched: a GPU computes while the host lays out.
+
+    Parameters
+    ----------
+    out : [M]
+        Where results go, by wanted row.
+    progress : callable, optional
+        Told of each pack's window tokens as its results are there.
+    """
+
+    def __init__(self, out: np.ndarray, progress: Callable[[int], None] | None = None) -> None:
+        self._out, self._progress = out, progress
+        self._arriving: deque[tuple[np.ndarray, Arriving, int]] = deque()
+
+    def add(self, picked: np.ndarray, values: Tensor, tokens: int = 0) -> None:
+        """Results of the wanted rows `picked`, from windows of that many tokens."""
+        self._arriving.append((picked, Arriving(values), tokens))
+
+    def collect(self, but: int = 0) -> np.ndarray:
+        """Wait for all packs but the last few; gives `out`."""
+        while len(self._arriving) > but:
+            picked, values, tokens = self._arriving.popleft()
+            self._out[picked] = values.numpy()
+            if self._progress is not None:
+                self._progress(tokens)
+        return self._out
 
 
 def _planned(estimator: Estimator[Any], observed: list[Observation]) -> MaskPlan | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
+from diffscore_fast.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from diffscore_fast.ops.prefix_attention import AttentionLayout
@@ -47,11 +48,11 @@ def flash_prefix_attention(
         return out
     key_offsets = np.concatenate([[0], np.cumsum(lengths)])
     places = np.arange(key_offsets[-1]) + np.repeat(starts - key_offsets[:-1], lengths)
-    seen, index = (torch.from_numpy(item).to(query.device) for item in (places, rows))
+    seen, index = (to_device(item, query.device) for item in (places, rows))
     shared, shared_log_sum = _varlen(query[index], prefix_key[seen], prefix_value[seen], query_offsets, key_offsets)
     # A query without keys of its own has the log-sum-exp -inf, whatever the library says of it.
     bare = np.repeat(np.diff(layout.key_offsets) == 0, np.diff(layout.query_offsets))
-    log_sum = log_sum.masked_fill(torch.from_numpy(bare).to(query.device)[:, None], float("-inf"))
+    log_sum = log_sum.masked_fill(to_device(bare, query.device)[:, None], float("-inf"))
     share = torch.sigmoid(shared_log_sum - log_sum[index])[..., None]
     own = out[index].float()
     out[index] = (own + share * (shared.float() - own)).to(out.dtype)
@@ -64,7 +65,7 @@ def _varlen(
     """Attention [Q, H, d] of packed sequences and its natural log-sum-exp [Q, H]."""
     from flash_attn import flash_attn_varlen_func
 
-    edges = [torch.from_numpy(item.astype(np.int32)).to(query.device) for item in (query_offsets, key_offsets)]
+    edges = [to_device(item.astype(np.int32), query.device) for item in (query_offsets, key_offsets)]
     longest = [int(np.diff(item).max(initial=0)) for item in (query_offsets, key_offsets)]
     out, log_sum, _ = flash_attn_varlen_func(
         query.contiguous(), key.contiguous(), value.contiguous(), *edges, *longest, return_attn_probs=True

@@ -11,6 +11,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
@@ -67,7 +68,8 @@ def masked_logprob(
     weight : Tensor [V, D], bias : Tensor [V] or None
         The vocabulary projection.
     targets : Tensor [N], int64
-        The token whose log-probability is wanted.
+        The token whose log-probability is wanted. On the device of `hidden`, or on the host, where they are checked
+        without waiting for a GPU.
     rows : Tensor [N], int64, optional
         Rows of `hidden` to read, in place of its rows in order; `hidden` may then have any number of rows.
     excluded_ids : tuple of int
@@ -94,7 +96,7 @@ def masked_logprob(
     ImplementationError
         If the named implementation cannot run here, or has no gradient of weight_scale where one is wanted.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    size, excluded_ids, targets = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
     tracked = torch.is_grad_enabled() and weight_scale is not None and weight_scale.requires_grad
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB.resolve(hidden.device, "reference" if tracked and wanted == AUTO else wanted)
@@ -113,7 +115,7 @@ def masked_logprob_statistics(
 
     Not differentiable.
     """
-    size, excluded_ids = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    size, excluded_ids, targets = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, wanted)
     with torch.no_grad():
@@ -125,8 +127,9 @@ def masked_logprob_statistics(
 def _checked(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
     excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None,
-) -> tuple[int, tuple[int, ...]]:  # fmt: skip
-    """Number of real vocabulary rows, and the excluded ids among them; refuses what a kernel would read beyond."""
+) -> tuple[int, tuple[int, ...], Tensor]:  # fmt: skip
+    """Number of real vocabulary rows, the excluded ids among them, and the targets where the states are; refuses what
+    a kernel would read beyond."""
     size, excluded_ids = check_projection("masked_logprob", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
     if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
         raise TypeError("masked_logprob: targets and rows must be int64")
@@ -134,8 +137,12 @@ def _checked(
     if targets.shape != (count,):
         raise ValueError(f"masked_logprob: {list(targets.shape)} targets for {count} rows")
     if not torch.compiler.is_compiling():  # a graph cannot branch on values; the C++ operation checks them itself
-        _check_values(targets, rows, size, len(hidden))
-    return size, excluded_ids
+        _check_values("targets", targets, size, "the vocabulary of")
+        if rows is not None:
+            _check_values("rows", rows, len(hidden), "the hidden states of")
+    if targets.device.type == "cpu":
+        targets = to_device(targets, hidden.device)
+    return size, excluded_ids, targets
 
 
 def check_projection(
@@ -159,18 +166,11 @@ def check_projection(
     return size, tuple(token for token in excluded_ids if token < size)
 
 
-def _check_values(targets: Tensor, rows: Tensor | None, size: int, states: int) -> None:
-    outside = [(targets < 0) | (targets >= size)]
-    if rows is not None:
-        outside.append((rows < 0) | (rows >= states))
-    wrong = torch.stack(outside)
-    if not bool(wrong.any()):  # the one wait for a GPU
-        return
-    which, row = wrong.nonzero()[0].tolist()
-    if which == 0:
-        raise IndexError(f"masked_logprob: targets[{row}] is {int(targets[row])}, outside the vocabulary of {size}")
-    assert rows is not None
-    raise IndexError(f"masked_logprob: rows[{row}] is {int(rows[row])}, outside the hidden states of {states}")
+def _check_values(name: str, values: Tensor, end: int, what: str) -> None:
+    outside = (values < 0) | (values >= end)
+    if bool(outside.any()):  # where they are on a GPU, the host waits for it here
+        row = int(outside.nonzero()[0])
+        raise IndexError(f"masked_logprob: {name}[{row}] is {int(values[row])}, outside {what} {end}")
 
 
 def _wanted(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None, implementation: str) -> str:

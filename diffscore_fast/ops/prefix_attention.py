@@ -14,6 +14,7 @@ from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
@@ -224,7 +225,7 @@ def _triton(
     if schedule is None:
         schedule = layout.schedules[query.device, sizes] = module.schedule_of(
             layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths, layout.query_places,
-            layout.block, sizes, query.device,
+            layout.block, sizes, lambda array: to_device(array, query.device),
         )  # fmt: skip
     return module.run(query, key, value, prefix_key, prefix_value, schedule)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, check_projection, reference_logits
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.transfer import to_device
 
 
 def sample_token(
@@ -30,7 +31,7 @@ def sample_token(
     hidden : Tensor [N, D]
     weight : Tensor [V, D], bias : Tensor [V] or None
     numbers : Tensor [N], float64
-        In [0, 1); uniform ones give samples.
+        In [0, 1); uniform ones give samples. On the device of `hidden`, or on the host.
     excluded_ids, vocab_size, logit_scale, soft_cap, implementation
         As for `masked_logprob`.
 
@@ -44,6 +45,8 @@ def sample_token(
     outside = ~((numbers >= 0) & (numbers < 1))
     if bool(outside.any()):
         raise ValueError(f"sample_token: numbers must lie in [0, 1); got {float(numbers[outside][0])}")
+    if numbers.device.type == "cpu":
+        numbers = to_device(numbers, hidden.device)
     chosen = SAMPLE_TOKEN.resolve(hidden.device, implementation)
     return chosen.function(hidden, weight, bias, numbers, excluded_ids, size, logit_scale, soft_cap)
 

@@ -38,7 +38,7 @@ def test_calibration_is_the_difference_of_two_scores(mini):
 
 
 def test_the_command_prints_it_and_counts_rows_that_fail(mini, monkeypatch, tmp_path):
-    monkeypatch.setattr(calibrate_module, "DiffScorer", lambda model: mini)
+    monkeypatch.setattr(calibrate_module, "DiffScorer", lambda model, **options: mini)
     monkeypatch.chdir(tmp_path)
     rows = [dict(source=source, candidate=candidate) for source, candidate in zip(SOURCES, CANDIDATES, strict=True)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -9,7 +9,7 @@ import torch
 from bench.timing import timed_with_peak
 from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
-from diffscore_fast.engine.memory import LEAST_MEMORY, divide_memory, parse_size
+from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, LARGEST_PACK, LEAST_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.runner import Observation, Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
 from diffscore_fast.errors import DeviceMemoryError, InputError
@@ -103,6 +103,10 @@ def test_a_budget_is_divided_and_too_little_is_refused():
     small, large = divide_memory(LEAST_MEMORY, backbone), divide_memory(LEAST_MEMORY * 4, backbone)
     assert small.cache_bytes == LEAST_MEMORY // 2 and large.cache_bytes == 4 * small.cache_bytes
     assert small.plan_tokens < large.plan_tokens
+    assert divide_memory(None, backbone).token_budget == DEFAULT_TOKEN_BUDGET
+    backbone.device = torch.device("cuda")
+    assert divide_memory(None, backbone).token_budget > DEFAULT_TOKEN_BUDGET
+    assert divide_memory(1 << 40, backbone).token_budget == LARGEST_PACK
     with pytest.raises(InputError, match="at least 64M"):
         divide_memory(LEAST_MEMORY - 1, backbone)
 

@@ -7,7 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from bench.tiny_model import tiny_model
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.engine import runner as runner_module
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.runner import Observation, Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
@@ -205,3 +209,67 @@ def test_a_network_that_leaks_or_is_nan_fails_its_check(fault):
         check_packing(Runner(RotaryDecoder()), attention)
     with pytest.raises(CheckpointError, match="neighbours|beside|finite"):
         check_packing(Runner(Faulty(restart_positions=True)), PREFIX)
+
+
+def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkeypatch):
+    """As on a GPU, whose results are not there when a call returns: they may be read late, and only once."""
+    backbone, events = BagOfTokens(restart_positions=True), []
+
+    class Late:
+        def __init__(self, values: Tensor) -> None:
+            self._values, self._place = values.clone(), len(events)
+            values.fill_(torch.nan)  # the device's memory may be used again
+            events.append(("launched", self._place))
+
+        def numpy(self) -> np.ndarray:
+            events.append(("read", self._place))
+            return self._values.numpy()
+
+    contexts, context_of, targets, spans = random_case(np.random.default_rng(5), PREFIX, 40)
+    laid_out = compose(backbone.spec, PREFIX, Sequences.build(contexts, context_of, targets), make_plan(spans))
+    expected = Runner(backbone).run(*laid_out, PREFIX)
+    told = []
+    monkeypatch.setattr(runner_module, "Arriving", Late)
+    got = Runner(backbone, token_budget=1).run(*laid_out, PREFIX, told.append)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    packs = [place for what, place in events if what == "launched"]
+    assert len(packs) > 3 and [place for what, place in events if what == "read"] == packs
+    for this, following in zip(packs[:-1], packs[1:], strict=True):
+        assert events.index(("launched", following)) < events.index(("read", this))
+    assert len(told) == len(packs)
+
+
+@pytest.mark.parametrize("attention", [FULL, PREFIX, Attention("block", 4)], ids=lambda item: item.name)
+def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention):
+    """On the device `meta`, whose tensors have no values and mix with no others; only results come to the host."""
+    backbone, shapes = load_model(tiny_model(tmp_path), dtype=torch.float32).backbone.to("meta"), []
+
+    class Counted:
+        def __init__(self, values: Tensor) -> None:
+            assert values.device.type == "meta"
+            shapes.append(len(values))
+
+        def numpy(self) -> np.ndarray:
+            return np.zeros(shapes[-1], np.float32)
+
+    monkeypatch.setattr(runner_module, "Arriving", Counted)
+    contexts, context_of, targets, spans = random_case(np.random.default_rng(1), attention, 40)
+    sequences = Sequences.build(contexts, context_of, targets)
+    laid_out = compose(backbone.spec, attention, sequences, make_plan(spans))
+    runner = Runner(backbone)
+    assert set(runner.implementations.values()) == {"reference"}
+    asked = len(laid_out[1].wanted)
+    assert len(runner.run(*laid_out, attention)) == asked and 0 < sum(shapes) <= asked
+    assert len(runner.sample(*laid_out, attention, np.full(asked, 0.5))) == asked
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("attention", [FULL, PREFIX, Attention("block", 4)], ids=lambda item: item.name)
+def test_a_gpu_gives_what_the_cpu_gives(attention):
+    contexts, context_of, targets, spans = random_case(np.random.default_rng(1), attention, 40)
+    found = []
+    for device in ("cpu", "cuda"):
+        backbone = load_model("mini", device=device, dtype=torch.float32).backbone
+        laid_out = compose(backbone.spec, attention, Sequences.build(contexts, context_of, targets), make_plan(spans))
+        found.append(Runner(backbone, token_budget=8).run(*laid_out, attention))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)

@@ -260,6 +260,16 @@ def test_a_target_outside_the_vocabulary_names_its_row():
         masked_logprob(hidden, weight, bias, targets % 130, rows=torch.tensor([0, 4, 1, 2]))
 
 
+def test_targets_on_the_host_are_checked_there_and_go_to_the_device():
+    """`meta` stands for a GPU: none of its values can be read, so that a check there would fail."""
+    hidden, weight, bias, targets = problem(4, 32, 130)
+    far = [item.to("meta") for item in (hidden, weight, bias)]
+    assert masked_logprob(*far, targets).device.type == "meta"
+    targets[3] = 130
+    with pytest.raises(IndexError, match=r"targets\[3\] is 130, outside the vocabulary of 130"):
+        masked_logprob(*far, targets)
+
+
 @needs_extension
 def test_a_graph_takes_the_operation_whole():
     hidden, weight, bias, targets = problem(5, 32, 130)
