@@ -226,8 +226,7 @@ class LikelihoodBounds(ScoringModel):
         if not config.exact:
             most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             each = max(min(each, most), config.draws * self.block_size // 8)
-        most = min(TOKENS_AT_ONCE, self._runner.plan_tokens)
-        for portion in portions(texts, lambda text: each * token_estimate(text), most):
+        for portion in portions(texts, lambda text: each * token_estimate(text), self._portion_tokens(TOKENS_AT_ONCE)):
             yield self._bound_batch(portion, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:

@@ -11,8 +11,8 @@ import torch
 
 from diffscore_fast import ops
 from diffscore_fast.arguments import checked_column, whole_number
-from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.network import Network
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.runner import Runner
@@ -24,6 +24,7 @@ from diffscore_fast.text.checks import check_text
 from diffscore_fast.version import __version__
 
 ROWS_AT_ONCE = 4096
+PACKS_AT_ONCE = 8  # that a GPU gets before the host waits for them all
 Row = TypeVar("Row")
 
 
@@ -44,7 +45,7 @@ class ScoringModel:
         bfloat16 where the processor multiplies it natively, else float32.
     memory : int, optional
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
-        are sized to it. About 1 GiB for `mini` if not given. It changes no score.
+        are sized to it. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
     token_budget, cache_bytes : int, optional
         Most window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix cache (512
         MiB), in place of what follows from `memory`.
@@ -80,7 +81,7 @@ class ScoringModel:
             plan_tokens=plan.plan_tokens, implementation=implementation,
         )  # fmt: skip
         names = self._runner.implementations
-        if isinstance(backbone, BertBackbone):
+        if isinstance(backbone, Network):
             # In C++ the body's products are made for float32 alone.
             has_it = implementation in ops.LINEAR.implementations
             if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
@@ -103,6 +104,13 @@ class ScoringModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load_again, (type(self), self._arguments, self._identity["weights"])
+
+    def _portion_tokens(self, usual: int) -> int:
+        """Window tokens that are planned together: the usual number, or several packs of a GPU's."""
+        runner = self._runner
+        if runner.backbone.device.type != "cpu":
+            usual = max(usual, PACKS_AT_ONCE * runner.token_budget)
+        return min(usual, runner.plan_tokens)
 
     def _room(self, pattern: str, block_size: int = 0) -> int:
         """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""

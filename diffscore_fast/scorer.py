@@ -271,7 +271,7 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        for portion in portions(rows, size_of, min(TOKENS_AT_ONCE, self._runner.plan_tokens)):
+        for portion in portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE)):
             yield self._score_batch(portion, config, progress)
 
     def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,

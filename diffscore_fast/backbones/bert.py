@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from diffscore_fast.backbones.network import Network
 from diffscore_fast.backbones.spec import BackboneSpec
-from diffscore_fast.ops import AUTO, LINEAR, ResidualNorm, linear
+from diffscore_fast.ops import ResidualNorm
 
 
 class BertLayer(nn.Module):
@@ -24,7 +23,7 @@ class BertLayer(nn.Module):
         self.output_norm = nn.LayerNorm(hidden_size, eps=eps)
 
 
-class BertBackbone(nn.Module):
+class BertBackbone(Network):
     """A BERT masked language model, split around attention as `Backbone` asks.
 
     Every method is differentiable, so the trainer runs the same network that the engine scores with. ELECTRA's
@@ -37,7 +36,6 @@ class BertBackbone(nn.Module):
         size = spec.hidden_size
         width = size if embedding_size is None else embedding_size
         self.spec = spec
-        self.implementation = AUTO  # of the body's products, where `linear` has the one asked for
         self.words = nn.Embedding(spec.vocab_size, width)
         self.positions = nn.Embedding(num_positions, width)
         self.types = nn.Embedding(num_types, width)
@@ -55,12 +53,6 @@ class BertBackbone(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.words.weight.dtype
-
-    @property
-    def linear_implementation(self) -> str:
-        """What the products of the body resolve to when scoring."""
-        wanted = "reference" if self.implementation == AUTO and self.dtype != torch.float32 else self.implementation
-        return LINEAR.resolve(self.device, wanted).name
 
     @property
     def vocabulary_weight(self) -> Tensor:
@@ -100,9 +92,6 @@ class BertBackbone(nn.Module):
 
     def head_transform(self, hidden: Tensor) -> Tensor:
         return self.transform_norm(self._linear(hidden, self.transform.weight, self.transform.bias, activation="gelu"))
-
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor, **epilogue: Any) -> Tensor:
-        return linear(x, weight, bias, implementation=self.implementation, **epilogue)
 
     def _residual(self, product: nn.Linear, norm: nn.LayerNorm, x: Tensor, residual: Tensor) -> Tensor:
         after = ResidualNorm(residual, norm.weight, norm.bias, norm.eps)

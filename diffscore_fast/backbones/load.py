@@ -13,10 +13,12 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import FAMILIES, bert_config, build_bert, load_state
+from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, build_llama, fill_llama
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
-from diffscore_fast.backbones.weights import file_sha256, load_weights
+from diffscore_fast.backbones.weights import file_sha256, load_weights, weight_files
 from diffscore_fast.backbones.whole import TransformersBackbone, load_whole
-from diffscore_fast.errors import CheckpointError, InputError
+from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
@@ -45,16 +47,16 @@ class LoadedModel:
     `fingerprint` is a hash of weights and config.json together: heads, patterns and token types change scores, too.
     """
 
-    backbone: BertBackbone | TransformersBackbone
+    backbone: BertBackbone | LlamaBackbone | TransformersBackbone
     tokenizer: TextTokenizer
     weights_sha256: str
     fingerprint: str
 
     @property
     def bert(self) -> BertBackbone:
-        """The backbone as a network of this package, which alone can be trained."""
+        """The backbone as a BERT network of this package, which alone can be trained."""
         if not isinstance(self.backbone, BertBackbone):
-            raise CheckpointError(f"model {self.backbone.spec.name!r} is run by transformers; it cannot be trained")
+            raise CheckpointError(f"model {self.backbone.spec.name!r} is no BERT network; it cannot be trained")
         return self.backbone
 
 
@@ -62,13 +64,14 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
                dtype: torch.dtype | None = None) -> LoadedModel:  # fmt: skip
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
-    BERT, DistilBERT, RoBERTa and ELECTRA generators run on this package's own network; other types (ModernBERT, say)
-    are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is never run.
+    BERT, DistilBERT, RoBERTa, ELECTRA generators, LLaDA and Dream run on this package's own networks; other types
+    (ModernBERT, say) are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is never
+    run.
 
     A model of this package states its own control tokens. Others use those that their tokenizer.json sets around a
     text and a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token types:
     the source is the first text of the pair; a candidate without source is a single text. Without a post-processor
-    in tokenizer.json there is [CLS] alone.
+    in tokenizer.json there is [CLS] alone. LLaDA reads texts end to end, Dream after its bos_token.
 
     Parameters
     ----------
@@ -97,33 +100,47 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
         raise CheckpointError(
             f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is only {rows}"
         )
-    backbone: BertBackbone | TransformersBackbone
-    if config["model_type"] in FAMILIES:
-        named = bert_config(config, f"{folder}/config.json")
-        patterns, default_pattern = read_patterns(named, control)
-        backbone = build_bert(name, named, patterns, default_pattern, tokenizer.mask_id, control.start_id)
-        weights_path = folder / "model.safetensors"
-        load_state(backbone, load_weights(weights_path), str(weights_path))
-        backbone.eval().requires_grad_(False)
-        weight_files = [weights_path]
-    else:
-        weight_files = sorted(folder.glob("*.safetensors"))
-        if not weight_files:
-            raise CheckpointError(f"{folder}: no safetensors file; a model folder needs its weights in that format")
-        backbone = load_whole(folder, name, config, tokenizer.mask_id, control)
-    hashes = [file_sha256(path) for path in weight_files]
+    device, dtype = torch.device(device), dtype or default_dtype(device)
+    try:
+        backbone, files = _read_backbone(folder, name, config, tokenizer.mask_id, control, device, dtype)
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(f"{device} has no room for the weights of {name!r} in {dtype}") from error
+    hashes = [file_sha256(path) for path in files]
     weights_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     if config.get(PACKAGE_SECTION, {}).get("weights_sha256", weights_sha256) != weights_sha256:
         raise CheckpointError(f"{folder}: the weights' SHA-256 differs from config.json's; damaged or replaced")
-    backbone.to(device=device, dtype=dtype or default_dtype(device))
     canonical = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
     return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint)
 
 
+def _read_backbone(
+    folder: Path, name: str, config: dict, mask_id: int, control: ControlTokens, device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[BertBackbone | LlamaBackbone | TransformersBackbone, list[Path]]:  # fmt: skip
+    """The network with its weights on the device, and the files that they came from."""
+    if config["model_type"] in LLAMA_FAMILIES:
+        files = weight_files(folder)
+        llama = build_llama(name, config, control.start_id, f"{folder}/config.json")
+        fill_llama(llama, files, device, dtype)
+        return llama, files
+    if config["model_type"] in FAMILIES:
+        named = bert_config(config, f"{folder}/config.json")
+        patterns, default_pattern = read_patterns(named, control)
+        bert = build_bert(name, named, patterns, default_pattern, mask_id, control.start_id)
+        files = weight_files(folder)
+        weights = {name: item for path in files for name, item in load_weights(path).items()}
+        load_state(bert, weights, str(folder if len(files) > 1 else files[0]))
+        return bert.eval().requires_grad_(False).to(device=device, dtype=dtype), files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder}: no safetensors file; a model folder needs its weights in that format")
+    return load_whole(folder, name, config, mask_id, control).to(device, dtype), files
+
+
 def _check_device(device: str | torch.device) -> None:
     try:
-        torch.empty(0, device=device)
+        float(torch.ones(1, device=device).sum())  # a GPU that this torch has no kernels for fails here
     except Exception as error:  # torch raises what the backend happens to raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"device {str(device)!r} cannot be used here: {reason}; `diffscore info` lists what there "
@@ -163,7 +180,7 @@ def read_config(folder: Path) -> dict:
     if not isinstance(config.get(PACKAGE_SECTION, {}), dict):
         raise CheckpointError(f"{path}: {PACKAGE_SECTION!r} must be an object")
     architectures = config.get("architectures") or []
-    family = FAMILIES.get(config["model_type"])
+    family = FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
     if architectures and not set(architectures) & set(known) or config.get("is_decoder"):
         kind = next((kind for end, kind in OTHER_KINDS.items() if architectures and architectures[0].endswith(end)),
@@ -177,11 +194,21 @@ def read_config(folder: Path) -> dict:
 
 def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTokens]:
     """The folder's tokenizer, and the control tokens that stand around texts."""
-    own = config.get(PACKAGE_SECTION, {})
+    own, family = config.get(PACKAGE_SECTION, {}), LLAMA_FAMILIES.get(config["model_type"])
     path, content = folder / "tokenizer.json", None
     if not path.is_file():
-        content = _converted_tokenizer(folder)
-    mask_token = own.get("mask_token") or _named_mask_token(folder)
+        content = _converted_tokenizer(folder, family.tokenizer if family else "AutoTokenizer")
+    if family is not None:
+        # These read texts end to end; with a shift the first token needs something before it that predicts it.
+        start = _named_token(folder, "bos_token") if family.logit_shift else None
+        if family.logit_shift and start is None:
+            raise CheckpointError(f"{folder}: tokenizer_config.json names no bos_token to set before a text")
+        mask = config.get("mask_token_id")
+        if not isinstance(mask, int):
+            raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
+        tokenizer = TextTokenizer(path, mask, start, content)
+        return tokenizer, ControlTokens(tokenizer.start_id)
+    mask_token = own.get("mask_token") or _named_token(folder, "mask_token") or "[MASK]"
     tokenizer = TextTokenizer(path, mask_token, None, content)
     if "patterns" in own or not tokenizer.has_post_processor:
         tokenizer = TextTokenizer(path, mask_token, own.get("start_token", "[CLS]"), content)
@@ -220,39 +247,41 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
 def default_dtype(device: str | torch.device) -> torch.dtype:
     """bfloat16 where the processor multiplies it natively, else float32."""
     if torch.device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+        with torch.cuda.device(device):  # torch asks the current one
+            return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     capabilities = torch.backends.cpu.get_cpu_capability()
     native = "AVX512" in capabilities and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return torch.bfloat16 if native else torch.float32
 
 
-def _named_mask_token(folder: Path) -> str:
-    """The mask token that the folder's tokenizer_config.json or special_tokens_map.json names; else BERT's."""
+def _named_token(folder: Path, role: str) -> str | None:
+    """The token that the folder's tokenizer_config.json or special_tokens_map.json names for a role."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
-            token = json.loads((folder / name).read_text(encoding="utf-8")).get("mask_token")
+            token = json.loads((folder / name).read_text(encoding="utf-8")).get(role)
         except (OSError, ValueError, AttributeError):
             continue
         if token:
             return token["content"] if isinstance(token, dict) else str(token)
-    return "[MASK]"
+    return None
 
 
-def _converted_tokenizer(folder: Path) -> str:
-    """A tokenizer in another format (vocab.txt, vocab.json with merges.txt), as transformers converts it."""
+def _converted_tokenizer(folder: Path, kind: str) -> str:
+    """A tokenizer in another format (vocab.txt, vocab.json with merges.txt), as that class of transformers reads it."""
     path = folder / "tokenizer.json"
     # Without a vocabulary transformers makes a tokenizer that knows its control tokens alone.
     if not any(any(folder.glob(name)) for name in VOCABULARY_FILES):
         raise CheckpointError(f"{path}: no such file; a model folder needs tokenizer.json")
     try:
-        from transformers import AutoTokenizer
+        import transformers
     except ImportError:
         raise CheckpointError(
             f"{path}: no such file; `pip install 'diffscore_fast[transformers]'` to have {', '.join(VOCABULARY_FILES)} "
             "converted"
         ) from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        reader = getattr(transformers, kind)
+        tokenizer = reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return tokenizer.backend_tokenizer.to_str()
     except Exception as error:  # it raises what its parts happen to raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -56,6 +58,64 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             tensor = tensor.float() * scale[:, None]
         weights[name] = tensor
     return weights
+
+
+class StoredTensors:
+    """Tensors of several safetensors files, read when they are taken.
+
+    Parameters
+    ----------
+    files : list of Path
+
+    Raises
+    ------
+    CheckpointError
+        If a file cannot be read, or two have a tensor of one name.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        self._where: dict[str, Any] = {}
+        for path in files:
+            try:
+                opened: Any = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+            if twice := self.names.intersection(opened.keys()):
+                raise CheckpointError(f"{path}: {min(twice)} is in another file, too")
+            self._where |= dict.fromkeys(opened.keys(), opened)
+
+    @property
+    def names(self) -> set[str]:
+        """What has not been taken."""
+        return set(self._where)
+
+    def take(self, name: str) -> Tensor:
+        """A tensor, which is then no longer among the names."""
+        tensor: Tensor = self._where.pop(name).get_tensor(name)
+        return tensor
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder: model.safetensors, or those that its index names.
+
+    Raises
+    ------
+    CheckpointError
+        If there are none, the index is damaged, or a file that it names is not there.
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        files = [whole]
+    else:
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = [folder / Path(name).name for name in sorted(named)]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: not an index of safetensors files ({error!r})") from None
+    for path in files:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such file; a model folder needs its weights in safetensors")
+    return files
 
 
 def file_sha256(path: Path) -> str:

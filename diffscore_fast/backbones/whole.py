@@ -80,8 +80,14 @@ class TransformersBackbone:
         return self._decoder.weight.dtype
 
     def to(self, device: str | torch.device, dtype: torch.dtype) -> TransformersBackbone:
-        """Move and convert the weights in place."""
-        self._network.to(device=device, dtype=dtype)
+        """Move and convert the weights in place.
+
+        Buffers keep their type, as when transformers loads a type: among them are the frequencies of rotary positions,
+        which 16 bits would spoil.
+        """
+        self._network.to(device=device)
+        for parameter in self._network.parameters():
+            parameter.data = parameter.data.to(dtype)
         return self
 
     def window_states(self, tokens: Tensor, types: Tensor, offsets: np.ndarray, wanted: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def runs_model(command: Callable[..., None]) -> Callable[..., None]:
                      help="cpu, triton, flash_attn or reference: operations that have it run by it, the others by "
                      "auto."),
         click.option("--memory", metavar="SIZE",
-                     help="What it may take beside the loaded model, such as 800M or 2G; it changes no number."),
+                     help="What it may take beside the loaded model, such as 800M or 2G. On a CPU it changes no "
+                     "number, on a GPU rounding."),
         click.option("--token-budget", type=int,
                      help="Tokens evaluated at once: bounds memory only. Default: 4096 (on a GPU 16384), or as "
                      "--memory allows."),

@@ -85,7 +85,9 @@ class RunProfile:
 
     def _now(self) -> float:
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+            for device in range(torch.cuda.device_count()):
+                if torch.cuda.memory_reserved(device):  # others have nothing to do with this process
+                    torch.cuda.synchronize(device)
         return time.perf_counter()
 
 

@@ -57,8 +57,8 @@ class Runner:
     ----------
     backbone : Backbone or WholeBackbone
     token_budget : int
-        Most window tokens evaluated at once. It bounds memory and changes no score. Where a device turns out to have
-        no room for a pack, the pack is halved and the budget falls.
+        Most window tokens evaluated at once. It bounds memory and changes no score beyond rounding. Where a device
+        turns out to have no room for a pack, the pack is halved and the budget falls.
     cache_bytes : int
         Size of the prefix cache.
     plan_tokens : int
@@ -124,13 +124,11 @@ class Runner:
                 targets = torch.from_numpy(windows.targets[picked].astype(np.int64))
                 values = ops.masked_logprob(*self._vocabulary(rows), targets, **self._vocabulary_options())
                 results.add(picked, values, int(windows.lengths[chosen].sum()))
-            results.collect(but=1)
 
-        self._evaluate(prefixes, windows.lengths[asked], waves, attention, log_probs)
-        out = results.collect()
+        self._evaluate(prefixes, windows.lengths[asked], waves, attention, log_probs, results)
         # Every window takes its representative's values; representatives take their own.
         with stage("reduce"):
-            return out[take_segments(windows.wanted_offsets, first[representative])]
+            return results.out[take_segments(windows.wanted_offsets, first[representative])]
 
     def sample(self, prefixes: Prefixes, windows: Windows, attention: Attention, numbers: np.ndarray) -> np.ndarray:
         """A token int32 [M] for every wanted row, from the model's distribution by the uniform numbers float64 [M].
@@ -147,14 +145,15 @@ class Runner:
             options = {**self._vocabulary_options(), "implementation": ops.AUTO}
             drawn = ops.sample_token(*self._vocabulary(rows), torch.from_numpy(numbers[picked]), **options)
             results.add(picked, drawn)
-            results.collect(but=1)
 
-        self._evaluate(prefixes, windows.lengths, waves, attention, tokens)
-        return results.collect()
+        self._evaluate(prefixes, windows.lengths, waves, attention, tokens, results)
+        return results.out
 
     def _evaluate(self, prefixes: Prefixes, lengths: np.ndarray, waves: list[tuple[np.ndarray, list[np.ndarray]]],
-                  attention: Attention, evaluate: Callable[[np.ndarray, np.ndarray], None]) -> None:  # fmt: skip
-        """Fill the cache for each wave and give its packs to `evaluate(starts, pack)`; alone with the cache."""
+                  attention: Attention, evaluate: Callable[[np.ndarray, np.ndarray], None],
+                  results: _Results) -> None:  # fmt: skip
+        """Fill the cache for each wave, give its packs to `evaluate(starts, pack)`, which adds to the results, and
+        collect these; alone with the cache."""
         used, starts, turn = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
 
         def with_prefixes(pack: np.ndarray) -> None:
@@ -163,7 +162,7 @@ class Runner:
                 try:
                     with stage("prefix"):
                         starts, turn = self._fill_cache(prefixes, used, attention), self._turns
-                except torch.OutOfMemoryError as error:
+                except (torch.OutOfMemoryError, DeviceMemoryError) as error:
                     # Fewer windows a pack would not help, and rows that are reserved have not been written.
                     raise DeviceMemoryError(
                         "the device has no room for the keys and values of one wave of sources; state less with "
@@ -175,14 +174,16 @@ class Runner:
             try:
                 for used, packs in waves:  # noqa: B007, `with_prefixes` reads it
                     turn = -1
-                    self._in_halves(packs, lengths, with_prefixes)
+                    self._in_halves(packs, lengths, with_prefixes, lambda: results.collect(but=1))
+                results.collect()
             except BaseException:
                 self._cache.forget()  # reserved rows may not have been written
                 raise
 
-    def _in_halves(self, packs: list[np.ndarray], lengths: np.ndarray, evaluate: Callable[[np.ndarray], None]) -> None:
+    def _in_halves(self, packs: list[np.ndarray], lengths: np.ndarray, evaluate: Callable[[np.ndarray], None],
+                   evaluated: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         """Evaluate packs (indices into `lengths`) in order. One that a device has no room for is halved, and from
-        then on all packs of its size are."""
+        then on all packs of its size are. `evaluated` is called after each; what it raises is not the pack's."""
         waiting = packs[::-1]
         while waiting:
             pack = waiting.pop()
@@ -190,10 +191,15 @@ class Runner:
             if len(pack) < 2 or tokens <= self.token_budget:
                 try:
                     evaluate(pack)
-                    continue
-                except torch.OutOfMemoryError:
+                except torch.OutOfMemoryError as error:
                     if len(pack) < 2:
-                        raise
+                        raise DeviceMemoryError(
+                            f"the device has no room for a window of {tokens} tokens by itself; use a smaller model or "
+                            "type, or leave the row out"
+                        ) from error
+                else:
+                    evaluated()
+                    continue
                 # Outside of `except`, whose traceback holds on to the tensors.
                 self.token_budget = tokens // 2
                 if self.backbone.device.type == "cuda":
@@ -337,21 +343,20 @@ class _Results:
     """
 
     def __init__(self, out: np.ndarray, progress: Callable[[int], None] | None = None) -> None:
-        self._out, self._progress = out, progress
+        self.out, self._progress = out, progress
         self._arriving: deque[tuple[np.ndarray, Arriving, int]] = deque()
 
     def add(self, picked: np.ndarray, values: Tensor, tokens: int = 0) -> None:
         """Results of the wanted rows `picked`, from windows of that many tokens."""
         self._arriving.append((picked, Arriving(values), tokens))
 
-    def collect(self, but: int = 0) -> np.ndarray:
-        """Wait for all packs but the last few; gives `out`."""
+    def collect(self, but: int = 0) -> None:
+        """Wait for all packs but the last few."""
         while len(self._arriving) > but:
             picked, values, tokens = self._arriving.popleft()
-            self._out[picked] = values.numpy()
+            self.out[picked] = values.numpy()
             if self._progress is not None:
                 self._progress(tokens)
-        return self._out
 
 
 def _planned(estimator: Estimator[Any], observed: list[Observation]) -> MaskPlan | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """An array or host tensor on a device; on a CPU it stays where it is."""
     host = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-    if device.type != "cuda":
+    if device.type != "cuda" or host.is_pinned():  # the caller may write to pinned memory of its own at once
         return host.to(device)
     # torch keeps the pinned copy until the stream has passed it.
     return host.pin_memory().to(device, non_blocking=True)
@@ -29,7 +29,7 @@ class Arriving:
         if tensor.device.type != "cuda":
             self._host = tensor.cpu()
             return
-        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)
         self._arrived = torch.cuda.Event()
         self._arrived.record(torch.cuda.current_stream(tensor.device))

@@ -67,13 +67,15 @@ class TextTokenizer:
     ----------
     path : Path
         The tokenizer.json of a model folder.
-    mask_token, start_token : str
-        Control tokens that must exist under these names.
+    mask_token : str or int
+        The control token that stands for a masked position, by name or id; it must exist.
+    start_token : str or None
+        The control token that begins every text, likewise.
     content : str, optional
         What the file would say, where a folder has its tokenizer in another format.
     """
 
-    def __init__(self, path: Path, mask_token: str, start_token: str | None, content: str | None = None) -> None:
+    def __init__(self, path: Path, mask_token: str | int, start_token: str | None, content: str | None = None) -> None:
         if content is None and not path.is_file():
             raise CheckpointError(f"{path}: no such file; a model folder needs tokenizer.json")
         stored = path.read_bytes() if content is None else content.encode()
@@ -164,8 +166,10 @@ class TextTokenizer:
                     "could mask themselves; it cannot be used"
                 )
 
-    def _control_id(self, token: str) -> int:
-        index = self._tokenizer.token_to_id(token)
+    def _control_id(self, token: str | int) -> int:
+        if isinstance(token, int) and token >= 0 and self._tokenizer.id_to_token(token) is not None:
+            return token
+        index = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         if index is None:
             raise CheckpointError(f"{self._path}: no token {token!r}, which is named as a control token")
         return index

@@ -51,12 +51,12 @@ class RandomMasks:
         return observed[0].log_probs
 
 
-def log_probs(runner: Runner, attention: Attention, draws: int = 8) -> np.ndarray:
+def log_probs(runner: Runner, attention: Attention, draws: int = 8, progress=None) -> np.ndarray:
     generator = np.random.default_rng(0)
     contexts = [generator.integers(4, 50, size).astype(np.int32) for size in (9, 5, 7, 6)]
     targets = [generator.integers(4, 50, size).astype(np.int32) for size in (6, 11, 4, 9, 8)]
     sequences = Sequences.build(contexts, np.array([0, 1, 2, 3, 0]), targets)
-    return runner.evaluate(RandomMasks(sequences, draws), sequences, attention)
+    return runner.evaluate(RandomMasks(sequences, draws), sequences, attention, progress)
 
 
 @pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)
@@ -73,8 +73,22 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
 
 
 def test_a_window_that_no_device_has_room_for_is_an_error():
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(DeviceMemoryError, match="no room for a window of"):
         log_probs(Runner(SmallDevice(room=5)), Attention("full"))
+
+
+def test_memory_that_the_callback_lacks_is_not_the_packs():
+    """It ends the call, and no pack is halved or told of twice for it."""
+    runner, told = Runner(RotaryDecoder(logit_shift=0), token_budget=20), []
+
+    def progress(tokens: int) -> None:
+        told.append(tokens)
+        if len(told) == 2:
+            raise torch.OutOfMemoryError("the callback's own")
+
+    with pytest.raises(torch.OutOfMemoryError, match="the callback's own"):
+        log_probs(runner, Attention("full"), progress=progress)
+    assert len(told) == 2 and runner.token_budget == 20
 
 
 def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_behind():

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from diffscore_fast.backbones.load import EMBEDDED_MODELS
@@ -79,3 +80,83 @@ def byte_level_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator(SENTENCES * 3, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return tokenizer
+
+
+def save_diffusion_model(family: str, folder: Path, **changes: object) -> Path:
+    """A small LLaDA or Dream in the layout of its checkpoints, in two shards.
+
+    transformers' Llama or Qwen2 of the same weights is beside it, in `twin`; it has a causal mask of its own.
+    """
+    import transformers
+
+    torch.manual_seed(0)
+    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=False)  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    if family == "llada":
+        tokenizer = byte_level_tokenizer()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        size = tokenizer.get_vocab_size() + PADDED_ROWS
+        rope = {"rope_type": "default", "rope_theta": 500000.0}
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            **shape, vocab_size=size, rms_norm_eps=1e-5, rope_parameters=rope))  # fmt: skip
+        config = {
+            "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama", "layer_norm_type": "rms",
+            "activation_type": "silu", "rope": True, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "d_model": 32,
+            "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "mlp_hidden_size": 48, "vocab_size": size - 1,
+            "embedding_size": size, "max_sequence_length": 64, "mask_token_id": 4, "weight_tying": False,
+            "scale_logits": False, "include_bias": False, "alibi": False,
+        }  # fmt: skip
+        names = {"model.embed_tokens": "model.transformer.wte", "model.norm": "model.transformer.ln_f",
+                 "lm_head": "model.transformer.ff_out", "model.layers": "model.transformer.blocks",
+                 "self_attn.o_proj": "attn_out", "self_attn.": "", "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj",
+                 "mlp.down_proj": "ff_out", "input_layernorm": "attn_norm",
+                 "post_attention_layernorm": "ff_norm"}  # fmt: skip
+    else:
+        size = _save_qwen_vocabulary(folder) + PADDED_ROWS
+        network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+            **shape, vocab_size=size, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ))  # fmt: skip
+        config = {
+            **shape, "architectures": ["DreamModel"], "model_type": "Dream", "vocab_size": size, "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6, "rope_scaling": None, "use_sliding_window": False, "hidden_act": "silu",
+            "mask_token_id": size - PADDED_ROWS - 1,
+        }  # fmt: skip
+        names = {}
+    for parameter in network.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    network.eval().save_pretrained(folder / "twin")
+    state = {}
+    for name, tensor in network.state_dict().items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        state[name] = tensor.clone()
+    files = {f"model-0000{part + 1}-of-00002.safetensors": sorted(state)[part::2] for part in range(2)}
+    for file, members in files.items():
+        save_file({name: state[name] for name in members}, folder / file)
+    index = {"weight_map": {name: file for file, members in files.items() for name in members}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def _save_qwen_vocabulary(folder: Path) -> int:
+    """Dream's tokenizer files: a vocabulary, merges, and control tokens beyond them. Their number."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        SENTENCES * 3, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.model.save(str(folder))
+    first = tokenizer.get_vocab_size()
+    control = ["<|endoftext|>", "<|beginoftext|>", "<|mask|>"]
+    added = {str(first + place): {"content": token, "special": True, "lstrip": False, "rstrip": False,
+                                  "single_word": False, "normalized": False}
+             for place, token in enumerate(control)}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "DreamTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "bos_token": "<|beginoftext|>", "mask_token": "<|mask|>", "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>", "added_tokens_decoder": added,
+    }))  # fmt: skip
+    return first + len(control)

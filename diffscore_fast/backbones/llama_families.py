@@ -1,0 +1,180 @@
+"""Checkpoints with Llama's layers that were trained to fill in masks: LLaDA and Dream, in their own layouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
+from diffscore_fast.backbones.weights import StoredTensors
+from diffscore_fast.errors import CheckpointError
+
+# Fields of config.json that are whole numbers, under transformers' names.
+WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+         "vocab_size", "max_position_embeddings", "mask_token_id")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family writes its config.json and names its tensors.
+
+    Parameters
+    ----------
+    architectures : tuple of str
+        Classes whose checkpoints can be read.
+    numbers : dict of str to tuple of str
+        transformers' name of a field of config.json to the family's; of several, the first that is not null.
+    fixed : dict
+        Fields that must have this value: what else they could say is not built here.
+    absent : tuple of str
+        Fields that must be false, null or absent, likewise.
+    words, norm, head, layers : str
+        Names of tensors, and what those of layer i begin with before ".i.".
+    layer : dict of str to tuple of str
+        Our names of a layer's parts to the family's (several are stacked along the rows).
+    qkv_bias, tied_head : str or bool
+        The field that says so, or what holds for the whole family.
+    logit_shift : 0 or 1
+        1 where the output at a place predicts the token after it.
+    tokenizer : str
+        Class of transformers that reads the family's vocabulary where there is no tokenizer.json.
+    """
+
+    architectures: tuple[str, ...]
+    numbers: dict[str, tuple[str, ...]]
+    fixed: dict[str, Any]
+    absent: tuple[str, ...]
+    words: str
+    norm: str
+    head: str
+    layers: str
+    layer: dict[str, tuple[str, ...]]
+    qkv_bias: str | bool
+    tied_head: str
+    logit_shift: Literal[0, 1] = 0
+    tokenizer: str = "AutoTokenizer"
+
+
+LLAMA_FAMILIES = {
+    "llada": Family(
+        architectures=("LLaDAModelLM",),
+        numbers={"hidden_size": ("d_model",), "num_hidden_layers": ("n_layers",), "num_attention_heads": ("n_heads",),
+                 "num_key_value_heads": ("n_kv_heads", "n_heads"), "intermediate_size": ("mlp_hidden_size",),
+                 "vocab_size": ("embedding_size", "vocab_size"), "max_position_embeddings": ("max_sequence_length",),
+                 "mask_token_id": ("mask_token_id",), "rms_norm_eps": ("rms_norm_eps",), "rope_theta": ("rope_theta",)},
+        fixed={"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True},
+        absent=("alibi", "include_bias", "attention_layer_norm", "input_emb_norm", "clip_qkv", "bias_for_layer_norm",
+                "multi_query_attention"),
+        words="model.transformer.wte", norm="model.transformer.ln_f", head="model.transformer.ff_out",
+        layers="model.transformer.blocks",
+        layer={"attention_norm": ("attn_norm",), "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("attn_out",),
+               "feed_forward_norm": ("ff_norm",), "gate_up": ("ff_proj", "up_proj"), "down": ("ff_out",)},
+        qkv_bias="include_qkv_bias", tied_head="weight_tying",
+    ),
+    "Dream": Family(
+        architectures=("DreamModel",),
+        numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
+        fixed={"hidden_act": "silu"}, absent=("rope_scaling", "use_sliding_window"),
+        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        layer={"attention_norm": ("input_layernorm",),
+               "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "out": ("self_attn.o_proj",),
+               "feed_forward_norm": ("post_attention_layernorm",), "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+               "down": ("mlp.down_proj",)},
+        qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
+    ),
+}  # fmt: skip
+
+
+def build_llama(name: str, config: dict, start_id: int | None, where: str) -> LlamaBackbone:
+    """A network without weights, of the shape that a family's config.json states.
+
+    It has the patterns `full`, which it was trained with, and `prefix`, by the same positions.
+
+    Raises
+    ------
+    CheckpointError
+        If the file lacks a number, or states something that is not built here.
+    """
+    family = LLAMA_FAMILIES[config["model_type"]]
+    other = [f"{item} = {config.get(item)!r}" for item, value in family.fixed.items() if config.get(item) != value]
+    other += [f"{item} = {config[item]!r}" for item in family.absent if config.get(item)]
+    if other:
+        raise CheckpointError(f"{where}: {', '.join(other)}: not known in models of type {config['model_type']!r}")
+    found = _numbers(config, family, where)
+    size, heads, key_heads = (found[item] for item in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if size % (2 * heads) or heads % key_heads or found["mask_token_id"] >= found["vocab_size"]:
+        raise CheckpointError(f"{where}: {size} dimensions, {heads} heads, {key_heads} key-value heads, mask token "
+                              f"{found['mask_token_id']} of {found['vocab_size']} do not fit together")  # fmt: skip
+    pattern = PatternSpec(found["max_position_embeddings"])
+    spec = BackboneSpec(
+        family=config["model_type"], name=name, num_layers=found["num_hidden_layers"], num_heads=heads,
+        num_kv_heads=key_heads, head_dim=size // heads, hidden_size=size, vocab_size=found["vocab_size"],
+        mask_id=found["mask_token_id"], start_id=start_id, logit_shift=family.logit_shift,
+        logit_scale=1 / math.sqrt(size) if config.get("scale_logits") else 1.0,
+        patterns={"full": pattern, "prefix": pattern},
+    )  # fmt: skip
+    has_bias = family.qkv_bias if isinstance(family.qkv_bias, bool) else bool(config.get(family.qkv_bias))
+    with torch.device("meta"):  # eight billion random numbers would take a minute
+        return LlamaBackbone(
+            spec, intermediate_size=found["intermediate_size"], eps=found["rms_norm_eps"],
+            rotary_base=found["rope_theta"], qkv_bias=has_bias, tied_head=bool(config.get(family.tied_head)),
+        ).eval()  # fmt: skip
+
+
+def _numbers(config: dict, family: Family, where: str) -> dict[str, Any]:
+    """The family's fields under transformers' names, checked to be numbers above 0."""
+    found: dict[str, Any] = {}
+    for ours, theirs in family.numbers.items():
+        value = next((config[item] for item in theirs if config.get(item) is not None), None)
+        kinds = (int,) if ours in WHOLE else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+            kind = "a whole number" if ours in WHOLE else "a number"
+            raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, not {value!r}")
+        found[ours] = value
+    return found
+
+
+def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
+    """Fill a network from a family's files, strictly, a tensor at a time: no more than the model is held in memory."""
+    stored = StoredTensors(files)
+    expected = backbone.state_dict()
+    state: dict[str, torch.Tensor] = {}
+    missing: list[str] = []
+    for ours, theirs in _names(backbone):
+        absent = [name for name in theirs if name not in stored.names]
+        missing += absent
+        if absent:
+            continue
+        parts = [stored.take(name) for name in theirs]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if tensor.shape != expected[ours].shape:
+            raise CheckpointError(f"{files[0].parent}: {', '.join(theirs)}: {list(tensor.shape)} where config.json "
+                                  f"wants {list(expected[ours].shape)}")  # fmt: skip
+        state[ours] = tensor.to(device=device, dtype=dtype)
+    left = [name for name in stored.names if not name.endswith("rotary_emb.inv_freq")]
+    if missing or left:
+        raise CheckpointError(
+            f"{files[0].parent}: tensors do not match a {backbone.spec.family} model of {backbone.spec.num_layers} "
+            f"layers; missing {sorted(missing)[:4]}, unexpected {sorted(left)[:4]}"
+        )
+    backbone.load_state_dict(state, strict=True, assign=True)
+    backbone.requires_grad_(False)
+
+
+def _names(backbone: LlamaBackbone) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Our parameter names and the family's; several are stacked along the rows."""
+    family = LLAMA_FAMILIES[backbone.spec.family]
+    for ours in backbone.state_dict():
+        module, _, kind = ours.rpartition(".")
+        top = {"words": family.words, "norm": family.norm, "head": family.head}.get(module)
+        if top is not None:
+            yield ours, (f"{top}.{kind}",)
+        else:
+            _, index, part = module.split(".")
+            yield ours, tuple(f"{family.layers}.{index}.{name}.{kind}" for name in family.layer[part])

@@ -1,0 +1,35 @@
+"""What this package's own networks share: the products of the body, by `ops.linear`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffscore_fast.ops import AUTO, LINEAR, linear
+
+
+class Network(nn.Module):
+    """A network whose products run by one implementation, which may be asked for by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.implementation = AUTO  # where `linear` has the one asked for
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @property
+    def linear_implementation(self) -> str:
+        """What the products of the body resolve to when scoring."""
+        wanted = "reference" if self.implementation == AUTO and self.dtype != torch.float32 else self.implementation
+        return LINEAR.resolve(self.device, wanted).name
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
+        return linear(x, weight, bias, implementation=self.implementation, **epilogue)

@@ -1,0 +1,177 @@
+"""LLaDA and Dream, against transformers' Llama and Qwen2 of the same weights with the causal mask taken off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from diffscore_fast import DiffScorer
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.engine.runner import Runner
+from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
+from tests.support.checkpoints import PADDED_ROWS, save_diffusion_model
+
+SOURCES = ["The cat sat on the mat.", "Two people died.", ""]
+CANDIDATES = ["A cat sat.", "Two people died on a cruise ship.", "Ça coûte 3 €."]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("diffusion")
+    return {family: save_diffusion_model(family, root / family) for family in ("llada", "Dream")}
+
+
+def twin_log_probs(folder, spec, context, target, masked, attention):
+    """One sequence, one boolean mask, all logits, by transformers."""
+    import transformers
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder / "twin", attn_implementation="eager").eval()
+    line = [*([] if spec.start_id is None else [spec.start_id]), *context, *target]
+    base = len(line) - len(target)
+    ids = [spec.mask_id if place >= base and masked[place - base] else token for place, token in enumerate(line)]
+    blind = torch.zeros(len(line), len(line))
+    if attention == "prefix":  # the rows before the window see one another alone
+        first = max(base - spec.logit_shift, 0)
+        blind[:first, first:] = torch.finfo(torch.float32).min
+    with torch.no_grad():
+        logits = network(torch.tensor([ids]), attention_mask=blind[None, None]).logits[0]
+    log_probs = logits.double().log_softmax(-1)
+    return np.array([float(log_probs[base + i - spec.logit_shift, target[i]]) for i in np.flatnonzero(masked)])
+
+
+@pytest.mark.parametrize("attention", ["full", "prefix"])
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_log_probs_equal_those_of_transformers_without_its_causal_mask(folders, family, attention):
+    loaded = load_model(folders[family], dtype=torch.float32)
+    spec, pattern = loaded.backbone.spec, Attention(attention)
+    contexts, targets = ([item.ids for item in loaded.tokenizer.encode(texts)] for texts in (SOURCES, CANDIDATES))
+    rows, lengths = np.arange(3), np.array([len(item) for item in targets])
+    masks = [np.arange(length) % 3 != 1 for length in lengths]
+    plan = MaskPlan(rows, np.zeros_like(rows), lengths, np.concatenate(masks))
+    laid_out = compose(spec, pattern, Sequences.build(contexts, rows, targets), plan)
+    got = Runner(loaded.backbone, token_budget=20).run(*laid_out, pattern)
+    expected = [twin_log_probs(folders[family], spec, list(context), list(target), mask, attention)
+                for context, target, mask in zip(contexts, targets, masks, strict=True)]  # fmt: skip
+    assert np.concatenate(expected).std() > 0.1
+    np.testing.assert_allclose(got, np.concatenate(expected), atol=2e-5)
+
+
+def test_what_each_family_is(folders):
+    llada, dream = (load_model(folders[family], dtype=torch.float32) for family in ("llada", "Dream"))
+    assert llada.backbone.spec.start_id is None and llada.backbone.spec.logit_shift == 0
+    assert llada.backbone.spec.mask_id == 4 and llada.backbone.spec.default_pattern == "full"
+    assert dream.tokenizer.token_name(dream.backbone.spec.start_id) == "<|beginoftext|>"
+    assert dream.tokenizer.token_name(dream.backbone.spec.mask_id) == "<|mask|>"
+    assert dream.backbone.spec.logit_shift == 1
+    for loaded in (llada, dream):  # the normaliser goes over padded rows, too, as in the published code
+        assert loaded.backbone.spec.vocab_size == loaded.tokenizer.vocab_size + PADDED_ROWS
+        assert loaded.backbone.spec.pattern("prefix").position_limit == 64
+        with pytest.raises(UnsupportedPatternError):
+            loaded.backbone.spec.pattern("block", 4)
+        with pytest.raises(CheckpointError, match="no BERT network; it cannot be trained"):
+            _ = loaded.bert
+
+
+def test_a_vocabulary_without_tokenizer_json_spells_its_text(folders):
+    tokenizer = load_model(folders["Dream"]).tokenizer
+    for text in (*CANDIDATES, "I'll pay 300 €\n\n  now <|mask|> <|endoftext|>"):
+        encoded = tokenizer.encode([text])[0]
+        assert tokenizer._tokenizer.decode(encoded.ids.tolist()) == text
+        assert tokenizer.mask_id not in encoded.ids
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+@pytest.mark.parametrize("direction", ["conditional", "marginal", "pmi", "reverse"])
+def test_scores_do_not_depend_on_neighbours(folders, family, direction):
+    scorer = DiffScorer(folders[family], dtype=torch.float32)
+    for attention in ("full", "prefix", "corrected"):
+        if direction == "marginal" and attention == "corrected":
+            continue
+        together = scorer.score(SOURCES[:2], CANDIDATES[:2], direction=direction, attention=attention)
+        assert together.status == ["ok", "ok"]
+        for row in range(2):
+            rows = slice(row, row + 1)
+            alone = scorer.score(SOURCES[rows], CANDIDATES[rows], direction=direction, attention=attention)
+            np.testing.assert_allclose(alone.scores, together.scores[rows], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_bfloat16_is_near_float32(folders, family):
+    wide, narrow = (DiffScorer(folders[family], dtype=item) for item in (torch.float32, torch.bfloat16))
+    assert narrow._runner.backbone.vocabulary_weight.dtype == torch.bfloat16
+    difference = narrow.score(SOURCES[:2], CANDIDATES[:2]).scores - wide.score(SOURCES[:2], CANDIDATES[:2]).scores
+    assert 0 < np.abs(difference).max() < 0.1
+
+
+def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_path):
+    scaled = save_diffusion_model("llada", tmp_path / "scaled", scale_logits=True)
+    assert load_model(scaled).backbone.spec.logit_scale == pytest.approx(32**-0.5)
+    with pytest.raises(CheckpointError, match=r"unexpected \['model.transformer.ff_out.weight'\]"):
+        load_model(save_diffusion_model("llada", tmp_path / "tied", weight_tying=True))
+    whole = {}
+    for path in (tmp_path / "tied").glob("*.safetensors"):
+        whole |= load_file(path)
+        path.unlink()
+    del whole["model.transformer.ff_out.weight"]
+    save_file(whole, tmp_path / "tied" / "model.safetensors")
+    backbone = load_model(tmp_path / "tied").backbone
+    assert backbone.vocabulary_weight is backbone.words.weight
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llada", {"alibi": True}, "alibi = True: not known in models of type 'llada'"),
+        ("llada", {"block_type": "sequential"}, "block_type = 'sequential'"),
+        ("llada", {"include_bias": True}, "include_bias"),
+        ("llada", {"mlp_hidden_size": None}, "mlp_hidden_size must be a whole number above 0, not None"),
+        ("llada", {"n_heads": 5}, "do not fit together"),
+        ("llada", {"d_model": 64}, "wants"),
+        ("llada", {"n_layers": 3}, r"missing \['model.transformer.blocks.2"),
+        ("llada", {"n_layers": 1}, r"unexpected \['model.transformer.blocks.1"),
+        ("llada", {"mask_token_id": None}, "needs mask_token_id"),
+        ("llada", {"mask_token_id": 100_000}, "no token 100000"),
+        ("Dream", {"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ("Dream", {"hidden_act": "gelu"}, "hidden_act"),
+        ("Dream", {"architectures": ["Qwen2ForCausalLM"]}, "is a causal language model"),
+    ],
+)
+def test_what_is_not_built_here_is_refused(folders, tmp_path, family, changes, message):
+    folder = shutil.copytree(folders[family], tmp_path / "changed", ignore=shutil.ignore_patterns("twin"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+def test_a_shard_that_is_missing_or_damaged_is_named(folders, tmp_path):
+    folder = shutil.copytree(folders["llada"], tmp_path / "shards", ignore=shutil.ignore_patterns("twin"))
+    shard = folder / "model-00002-of-00002.safetensors"
+    stored = shard.read_bytes()
+    shard.write_bytes(stored[:100])
+    with pytest.raises(CheckpointError, match="00002-of-00002.safetensors: not a readable safetensors file"):
+        load_model(folder)
+    shutil.copy(folder / "model-00001-of-00002.safetensors", shard)
+    with pytest.raises(CheckpointError, match="is in another file, too"):
+        load_model(folder)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match="00002-of-00002.safetensors: no such file"):
+        load_model(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not an index of safetensors files"):
+        load_model(folder)
+
+
+def test_dream_without_a_token_to_begin_with_is_refused(folders, tmp_path):
+    folder = shutil.copytree(folders["Dream"], tmp_path / "startless", ignore=shutil.ignore_patterns("twin"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["bos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="names no bos_token"):
+        load_model(folder)
