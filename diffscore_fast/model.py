@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
 from diffscore_fast.backbones.network import Network
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import divide_memory
+from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import CheckpointError, InputError
@@ -26,6 +28,8 @@ from diffscore_fast.version import __version__
 ROWS_AT_ONCE = 4096
 PACKS_AT_ONCE = 8  # that a GPU gets before the host waits for them all
 Row = TypeVar("Row")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class ScoringModel:
@@ -154,6 +158,27 @@ def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int) -> I
             portion, size = [], 0
     if portion:
         yield portion
+
+
+def one_ahead(items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[Result]:
+    """`work(item)` of each item, in order; the next one is worked on in a thread while the caller has the last.
+
+    The time that the caller waits for it counts as the stage `tokenise`, which is the work that this is for.
+    """
+    iterator = iter(items)
+    for item in iterator:
+        with stage("tokenise"):
+            ready = work(item)
+        break
+    else:
+        return
+    with ThreadPoolExecutor(1) as pool:
+        for item in iterator:
+            following = pool.submit(work, item)
+            yield ready
+            with stage("tokenise"):
+                ready = following.result()
+        yield ready
 
 
 def token_estimate(text: Any) -> int:

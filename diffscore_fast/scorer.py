@@ -24,7 +24,7 @@ from diffscore_fast.estimators.reconstruction import (
     ReconstructionConfig,
     ReconstructionResult,
 )
-from diffscore_fast.model import ScoringModel, portions, token_estimate
+from diffscore_fast.model import ScoringModel, one_ahead, portions, token_estimate
 from diffscore_fast.references import AGGREGATES, Aggregate, aggregate, expand
 from diffscore_fast.results import (
     SCORED,
@@ -32,7 +32,7 @@ from diffscore_fast.results import (
     Signature,
     TokenScores,
 )
-from diffscore_fast.rows import RowTokenizer, scored_texts
+from diffscore_fast.rows import RowTokenizer, TokenRows, scored_texts
 from diffscore_fast.text.tagger import DEFAULT_TAGGER, MASK_WORDS, MaskWords
 from diffscore_fast.text.templates import PLAIN, Template, find_template
 from diffscore_fast.text.tokenizer import Encoded
@@ -249,7 +249,7 @@ class DiffScorer(ScoringModel):
         self.check_patterns(config)
         sources = _checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
-        return ScoreTable.join(tables) if tables else self._score_batch([], config, None)
+        return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
     def check_patterns(self, config: ScoreConfig) -> None:
         """Raise `UnsupportedPatternError` if the model lacks a pattern that the configuration reads."""
@@ -271,25 +271,33 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        for portion in portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE)):
-            yield self._score_batch(portion, config, progress)
+        tokenised = one_ahead(
+            portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE)),
+            lambda portion: self._tokenised(portion, config),
+        )
+        for batch in tokenised:
+            yield self._score_batch(batch, config, progress)
 
-    def _score_batch(self, rows: list[tuple[Any, Any]], config: ScoreConfig,
+    def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
+        """Rows as tokens; where references are aggregated, a row for each of them, and where each candidate's begin."""
+        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
+        if config.aggregate is None:
+            return self._rows.tokenise(rows, config, patterns), None
+        pairs, offsets = expand(rows)
+        return self._rows.tokenise(pairs, config, patterns), offsets
+
+    def _score_batch(self, batch: tuple[TokenRows, np.ndarray | None], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
-        if config.aggregate is not None:
-            pairs, offsets = expand(rows)
-            return aggregate(self._score_pairs(pairs, config, progress), offsets, config.aggregate)
-        return self._score_pairs(rows, config, progress)
+        rows, offsets = batch
+        table = self._score_rows(rows, config, progress)
+        return table if offsets is None or config.aggregate is None else aggregate(table, offsets, config.aggregate)
 
     @cached_property
     def _rows(self) -> RowTokenizer:
         return RowTokenizer(self._tokenizer)
 
-    def _score_pairs(self, pairs: list[tuple[Any, Any]], config: ScoreConfig,
-                     progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
-        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
-        with stage("tokenise"):
-            rows = self._rows.tokenise(pairs, config, patterns)
+    def _score_rows(self, rows: TokenRows, config: ScoreConfig,
+                    progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip
         status = rows.status
         scored = [row for row, state in enumerate(status) if state in SCORED]
         design = config.reconstruction.design
