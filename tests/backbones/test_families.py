@@ -18,7 +18,7 @@ from diffscore_fast.backbones.load import load_model
 from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
-from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
+from diffscore_fast.errors import CheckpointError, DeviceMemoryError, UnsupportedPatternError
 from diffscore_fast.text.templates import Template
 from diffscore_fast.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import FAMILIES, PADDED_ROWS, SENTENCES, save_checkpoint
@@ -126,6 +126,26 @@ def test_scores_of_a_network_run_by_transformers_do_not_depend_on_neighbours(fol
     for row in range(2):
         alone = scorer.score(SOURCES[row : row + 1], CANDIDATES[row : row + 1], draws=9)
         np.testing.assert_allclose(alone.scores, together.scores[row], atol=1e-5)
+
+
+def test_rotary_positions_stay_in_float32_whatever_the_type(folders):
+    """transformers itself keeps their frequencies so; 16 bits would turn far positions by another angle."""
+    network = load_model(folders["modernbert"], dtype=torch.bfloat16).backbone._network
+    buffers = {name: item for name, item in network.named_buffers() if item.is_floating_point()}
+    assert buffers and {item.dtype for item in buffers.values()} == {torch.float32}
+    assert {item.dtype for item in network.parameters()} == {torch.bfloat16}
+    wide, narrow = (DiffScorer(folders["modernbert"], dtype=item).score(SOURCES[:2], CANDIDATES[:2], draws=9).scores
+                    for item in (torch.float32, torch.bfloat16))  # fmt: skip
+    np.testing.assert_allclose(narrow, wide, atol=0.1)
+
+
+def test_a_device_without_room_for_the_weights_says_so(folders, monkeypatch):
+    def full(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("diffscore_fast.backbones.bert.BertBackbone.to", full)
+    with pytest.raises(DeviceMemoryError, match="cpu has no room for the weights of 'bert'"):
+        load_model(folders["bert"])
 
 
 def test_old_names_poolers_and_tied_copies_load(folders, tmp_path):
