@@ -163,22 +163,34 @@ def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int) -> I
 def one_ahead(items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[Result]:
     """`work(item)` of each item, in order; the next one is worked on in a thread while the caller has the last.
 
-    The time that the caller waits for it counts as the stage `tokenise`, which is the work that this is for.
+    What `items` raises is raised after the results of those before it. The time that the caller waits for a result
+    counts as the stage `tokenise`, which is the work that this is for.
     """
     iterator = iter(items)
     for item in iterator:
-        with stage("tokenise"):
-            ready = work(item)
+        ready = work(item)
         break
     else:
         return
     with ThreadPoolExecutor(1) as pool:
-        for item in iterator:
-            following = pool.submit(work, item)
+        while True:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                yield ready
+                return
+            except Exception:
+                yield ready
+                raise
+            try:
+                following = pool.submit(work, item)
+            except RuntimeError:  # the interpreter is shutting down; threads that are not daemons go on
+                yield ready
+                ready = work(item)
+                continue
             yield ready
             with stage("tokenise"):
                 ready = following.result()
-        yield ready
 
 
 def token_estimate(text: Any) -> int:

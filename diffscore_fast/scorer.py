@@ -271,20 +271,26 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        tokenised = one_ahead(
-            portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE)),
-            lambda portion: self._tokenised(portion, config),
-        )
+        cut = portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE))
+        # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
+        # fork would copy as they are.
+        ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
+
+        def work(portion: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
+            return self._tokenised(portion, config)
+
+        tokenised = one_ahead(cut, work) if ahead else map(work, cut)
         for batch in tokenised:
             yield self._score_batch(batch, config, progress)
 
     def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
         """Rows as tokens; where references are aggregated, a row for each of them, and where each candidate's begin."""
         patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
-        if config.aggregate is None:
-            return self._rows.tokenise(rows, config, patterns), None
-        pairs, offsets = expand(rows)
-        return self._rows.tokenise(pairs, config, patterns), offsets
+        with stage("tokenise"):
+            if config.aggregate is None:
+                return self._rows.tokenise(rows, config, patterns), None
+            pairs, offsets = expand(rows)
+            return self._rows.tokenise(pairs, config, patterns), offsets
 
     def _score_batch(self, batch: tuple[TokenRows, np.ndarray | None], config: ScoreConfig,
                      progress: Callable[[int], None] | None) -> ScoreTable:  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -43,7 +45,34 @@ def test_what_the_work_raises_comes_in_its_turn_and_a_caller_may_stop():
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
 
 
-def test_a_stream_in_portions_scores_as_its_rows_do(mini, monkeypatch):
+def test_what_the_items_raise_comes_after_the_results_before_it():
+    def items():
+        yield from (1, 2)
+        raise OSError("the disk")
+
+    results = one_ahead(items(), str)
+    assert [next(results), next(results)] == ["1", "2"]
+    with pytest.raises(OSError, match="the disk"):
+        next(results)
+
+
+def test_threads_that_outlive_the_main_one_still_get_their_results():
+    code = (
+        "import threading, time\n"
+        "from diffscore_fast.model import one_ahead\n"
+        "def late():\n"
+        "    time.sleep(0.5)\n"
+        "    print(list(one_ahead(range(4), str)))\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "['0', '1', '2', '3']\n", done.stderr
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_stream_in_portions_scores_as_its_rows_do(mini, monkeypatch, ahead):
+    if ahead:  # as on a GPU
+        monkeypatch.setattr("diffscore_fast.scorer.map", lambda work, items: one_ahead(items, work), raising=False)
     monkeypatch.setattr("diffscore_fast.scorer.TOKENS_AT_ONCE", 1)
     sources, candidates = ["It rained.", None, "The cat sat."], ["A", "B c", "A cat."]
     with profile_run() as profile:

@@ -19,6 +19,9 @@ from diffscore_fast.errors import CheckpointError
 WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
          "vocab_size", "max_position_embeddings", "mask_token_id")  # fmt: skip
 
+# Beyond these a field is a mistake, and building the network would not end well.
+LARGEST, MOST_LAYERS = 1 << 30, 1_000
+
 
 @dataclass(frozen=True)
 class Family:
@@ -133,9 +136,10 @@ def _numbers(config: dict, family: Family, where: str) -> dict[str, Any]:
     for ours, theirs in family.numbers.items():
         value = next((config[item] for item in theirs if config.get(item) is not None), None)
         kinds = (int,) if ours in WHOLE else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        most = {"num_hidden_layers": MOST_LAYERS}.get(ours, LARGEST)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
             kind = "a whole number" if ours in WHOLE else "a number"
-            raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, not {value!r}")
+            raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, at most {most:,}, not {value!r}")
         found[ours] = value
     return found
 
@@ -152,11 +156,15 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
         if absent:
             continue
         parts = [stored.take(name) for name in theirs]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if tensor.shape != expected[ours].shape:
-            raise CheckpointError(f"{files[0].parent}: {', '.join(theirs)}: {list(tensor.shape)} where config.json "
-                                  f"wants {list(expected[ours].shape)}")  # fmt: skip
-        state[ours] = tensor.to(device=device, dtype=dtype)
+        rows, others = _rows(backbone.spec, ours, expected[ours]), list(expected[ours].shape[1:])
+        for name, part, count in zip(theirs, parts, rows, strict=True):
+            if list(part.shape) != [count, *others]:
+                raise CheckpointError(f"{files[0].parent}: tensor {name} is {list(part.shape)}, config.json wants "
+                                      f"{[count, *others]}")  # fmt: skip
+        tensor = parts[0] if len(parts) == 1 else torch.cat([part.to(dtype) for part in parts])
+        placed = tensor.to(device=device, dtype=dtype)
+        # A copy, or weights would change with the file that they are mapped to.
+        state[ours] = placed.clone() if placed is parts[0] else placed
     left = [name for name in stored.names if not name.endswith("rotary_emb.inv_freq")]
     if missing or left:
         raise CheckpointError(
@@ -165,6 +173,13 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
         )
     backbone.load_state_dict(state, strict=True, assign=True)
     backbone.requires_grad_(False)
+
+
+def _rows(spec: BackboneSpec, ours: str, whole: torch.Tensor) -> list[int]:
+    """Rows of the parts that one of our parameters is stacked from."""
+    if ".qkv." in ours:
+        return [spec.num_heads * spec.head_dim, *[spec.num_kv_heads * spec.head_dim] * 2]
+    return [len(whole) // 2] * 2 if ".gate_up." in ours else [len(whole)]
 
 
 def _names(backbone: LlamaBackbone) -> Iterator[tuple[str, tuple[str, ...]]]:

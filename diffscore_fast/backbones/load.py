@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -95,16 +96,13 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     folder, name = find_model(name_or_path)
     config = read_config(folder)
     tokenizer, control = read_tokenizer(folder, config)
-    rows = config.get("vocab_size")
-    if isinstance(rows, int) and tokenizer.vocab_size > rows:
-        raise CheckpointError(
-            f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is only {rows}"
-        )
+    _check_rows(folder, tokenizer, config.get("vocab_size"))
     device, dtype = torch.device(device), dtype or default_dtype(device)
     try:
         backbone, files = _read_backbone(folder, name, config, tokenizer.mask_id, control, device, dtype)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise DeviceMemoryError(f"{device} has no room for the weights of {name!r} in {dtype}") from error
+    _check_rows(folder, tokenizer, backbone.spec.vocab_size)
     hashes = [file_sha256(path) for path in files]
     weights_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     if config.get(PACKAGE_SECTION, {}).get("weights_sha256", weights_sha256) != weights_sha256:
@@ -136,6 +134,12 @@ def _read_backbone(
     if not files:
         raise CheckpointError(f"{folder}: no safetensors file; a model folder needs its weights in that format")
     return load_whole(folder, name, config, mask_id, control).to(device, dtype), files
+
+
+def _check_rows(folder: Path, tokenizer: TextTokenizer, rows: Any) -> None:
+    """The network must have a row for every token; `rows` is None or odd where config.json is."""
+    if isinstance(rows, int) and tokenizer.vocab_size > rows:
+        raise CheckpointError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model only {rows}")
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -180,6 +184,8 @@ def read_config(folder: Path) -> dict:
     if not isinstance(config.get(PACKAGE_SECTION, {}), dict):
         raise CheckpointError(f"{path}: {PACKAGE_SECTION!r} must be an object")
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
+        raise CheckpointError(f"{path}: architectures must be a list of names, not {architectures!r}")
     family = FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
     if architectures and not set(architectures) & set(known) or config.get("is_decoder"):
@@ -199,21 +205,55 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     if not path.is_file():
         content = _converted_tokenizer(folder, family.tokenizer if family else "AutoTokenizer")
     if family is not None:
-        # These read texts end to end; with a shift the first token needs something before it that predicts it.
-        start = _named_token(folder, "bos_token") if family.logit_shift else None
-        if family.logit_shift and start is None:
-            raise CheckpointError(f"{folder}: tokenizer_config.json names no bos_token to set before a text")
-        mask = config.get("mask_token_id")
-        if not isinstance(mask, int):
-            raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
-        tokenizer = TextTokenizer(path, mask, start, content)
-        return tokenizer, ControlTokens(tokenizer.start_id)
+        return _plain_tokenizer(folder, config, path.read_text("utf-8") if content is None else content)
     mask_token = own.get("mask_token") or _named_token(folder, "mask_token") or "[MASK]"
     tokenizer = TextTokenizer(path, mask_token, None, content)
     if "patterns" in own or not tokenizer.has_post_processor:
         tokenizer = TextTokenizer(path, mask_token, own.get("start_token", "[CLS]"), content)
         return tokenizer, ControlTokens(tokenizer.start_id)
     return tokenizer, tokenizer.control_tokens()
+
+
+def _plain_tokenizer(folder: Path, config: dict, content: str) -> tuple[TextTokenizer, ControlTokens]:
+    """The tokenizer of a model that reads texts end to end, without control tokens between them.
+
+    All added tokens count as control tokens, which no text may spell, whatever the file calls them.
+    """
+    mask = config.get("mask_token_id")
+    if not isinstance(mask, int):
+        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
+    try:
+        stored = json.loads(content)
+        tokens = {token["content"]: token["id"] for token in stored["added_tokens"]}
+        stored["added_tokens"] = [{**token, "special": True} for token in stored["added_tokens"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/tokenizer.json: not a readable tokenizer ({error!r})") from None
+    named = _named_token(folder, "mask_token")
+    if named is not None and tokens.get(named, mask) != mask:
+        raise CheckpointError(f"{folder}: tokenizer_config.json masks with {named!r}, token {tokens[named]}; "
+                              f"config.json with token {mask}")  # fmt: skip
+    start = None
+    if LLAMA_FAMILIES[config["model_type"]].logit_shift:  # the first token needs something before it to predict it
+        start = _named_token(folder, "bos_token")
+        if start is None or not _is_stored(folder, start):
+            raise CheckpointError(f"{folder}: tokenizer_config.json names no bos_token that the vocabulary has, to set "
+                                  f"before a text (it names {start!r})")  # fmt: skip
+    tokenizer = TextTokenizer(folder / "tokenizer.json", mask, start, json.dumps(stored))
+    return tokenizer, ControlTokens(tokenizer.start_id)
+
+
+def _is_stored(folder: Path, token: str) -> bool:
+    """Whether a file of the folder lists a token; a conversion invents those that are named and missing."""
+    listing = json.dumps(token, ensure_ascii=False)
+    for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
+        path = folder / name
+        if path.is_file() and listing in path.read_text("utf-8"):
+            return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        return token in {item["content"] for item in config["added_tokens_decoder"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[dict[str, PatternSpec], PatternName]:

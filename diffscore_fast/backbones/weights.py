@@ -90,8 +90,16 @@ class StoredTensors:
         return set(self._where)
 
     def take(self, name: str) -> Tensor:
-        """A tensor, which is then no longer among the names."""
-        tensor: Tensor = self._where.pop(name).get_tensor(name)
+        """A tensor of floats, which is then no longer among the names.
+
+        It may be the file itself, mapped into memory.
+        """
+        try:
+            tensor: Tensor = self._where.pop(name).get_tensor(name)
+        except (SafetensorError, AttributeError, RuntimeError) as error:  # a type that torch lacks
+            raise CheckpointError(f"tensor {name} cannot be read ({error})") from None
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"tensor {name} is of {tensor.dtype}; weights must be float32, bfloat16 or float16")
         return tensor
 
 
@@ -110,8 +118,10 @@ def weight_files(folder: Path) -> list[Path]:
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             files = [folder / Path(name).name for name in sorted(named)]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{index}: not an index of safetensors files ({error!r})") from None
+        if not files:
+            raise CheckpointError(f"{index}: names no files")
     for path in files:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file; a model folder needs its weights in safetensors")

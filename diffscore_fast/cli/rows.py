@@ -107,7 +107,8 @@ class FileRun:
             What the numbers depend on; a run is resumed under an equal one alone.
         """
         self._go_on(identity)
-        waiting: deque[Record] = deque()
+        waiting: deque[tuple[Record, int]] = deque()  # each with how far the file was read for it
+        position = 0
 
         def rows() -> Iterator[Any]:
             for record in staged("read", self._records):
@@ -117,7 +118,7 @@ class FileRun:
                         problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
                         record = replace(record, fields=None, problem=problem)
                 record = self._writer.accept(record)
-                waiting.append(record)
+                waiting.append((record, self._reader.position))
                 yield self._values(record)
 
         shown = TextColumn("{task.fields[shown]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
@@ -132,7 +133,7 @@ class FileRun:
             for table in batches(rows(), advance):
                 with stage("write"):
                     for index, status in enumerate(table.status):
-                        record = waiting.popleft()
+                        record, position = waiting.popleft()
                         values = {**fields(record, table, index), "status": status, "message": table.messages[index]}
                         if not values["message"]:
                             del values["message"]
@@ -145,7 +146,7 @@ class FileRun:
                     self._written = self.statuses.total()
                     if self._journal is not None:
                         self._journal.save(self.statuses, self._writer.num_bytes)
-                bar.update(task, completed=self._reader.position)
+                bar.update(task, completed=position)
         self._writer.finish()
 
     def report(self, profile: RunProfile, path: str) -> None:

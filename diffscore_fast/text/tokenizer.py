@@ -167,7 +167,7 @@ class TextTokenizer:
                 )
 
     def _control_id(self, token: str | int) -> int:
-        if isinstance(token, int) and token >= 0 and self._tokenizer.id_to_token(token) is not None:
+        if isinstance(token, int) and 0 <= token < 1 << 31 and self._tokenizer.id_to_token(token) is not None:
             return token
         index = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         if index is None:

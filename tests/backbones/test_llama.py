@@ -130,13 +130,19 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
         ("llada", {"alibi": True}, "alibi = True: not known in models of type 'llada'"),
         ("llada", {"block_type": "sequential"}, "block_type = 'sequential'"),
         ("llada", {"include_bias": True}, "include_bias"),
-        ("llada", {"mlp_hidden_size": None}, "mlp_hidden_size must be a whole number above 0, not None"),
+        ("llada", {"mlp_hidden_size": None}, "mlp_hidden_size must be a whole number above 0, at most .*, not None"),
         ("llada", {"n_heads": 5}, "do not fit together"),
         ("llada", {"d_model": 64}, "wants"),
         ("llada", {"n_layers": 3}, r"missing \['model.transformer.blocks.2"),
         ("llada", {"n_layers": 1}, r"unexpected \['model.transformer.blocks.1"),
         ("llada", {"mask_token_id": None}, "needs mask_token_id"),
         ("llada", {"mask_token_id": 100_000}, "no token 100000"),
+        ("llada", {"mask_token_id": 1 << 40}, "no token"),
+        ("llada", {"embedding_size": 10**30}, "embedding_size must be a whole number above 0, at most"),
+        ("llada", {"n_layers": 10**6}, "at most 1,000"),
+        ("llada", {"rope_theta": 10**30}, "rope_theta must be a number"),
+        ("llada", {"architectures": 5}, "architectures must be a list of names"),
+        ("Dream", {"mask_token_id": 3}, r"masks with '<\|mask\|>', token"),
         ("Dream", {"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
         ("Dream", {"hidden_act": "gelu"}, "hidden_act"),
         ("Dream", {"architectures": ["Qwen2ForCausalLM"]}, "is a causal language model"),
@@ -163,15 +169,98 @@ def test_a_shard_that_is_missing_or_damaged_is_named(folders, tmp_path):
     shard.unlink()
     with pytest.raises(CheckpointError, match="00002-of-00002.safetensors: no such file"):
         load_model(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(CheckpointError, match="names no files"):
+        load_model(folder)
     (folder / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not an index of safetensors files"):
         load_model(folder)
+
+
+def rewritten(folder, change):
+    """The folder with all its tensors in one file, after `change` to them by name."""
+    whole = {}
+    for path in folder.glob("*.safetensors"):
+        whole |= load_file(path)
+        path.unlink()
+    change(whole)
+    save_file(whole, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda item: item.int(), "is of torch.int32; weights must be float32"),
+        (lambda item: item.to(torch.float8_e4m3fn), "is of torch.float8_e4m3fn"),
+        (lambda item: item[:-2], r"q_proj.weight is \[30, 32\], config.json wants \[32, 32\]"),
+        (lambda item: item[:, :5], r"q_proj.weight is \[32, 5\]"),
+        (lambda item: item.flatten(), r"q_proj.weight is \[1024\]"),
+    ],
+)
+def test_a_tensor_of_another_kind_or_shape_is_named(folders, tmp_path, change, message):
+    folder = shutil.copytree(folders["llada"], tmp_path / "odd", ignore=shutil.ignore_patterns("twin"))
+    name = "model.transformer.blocks.0.q_proj.weight"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(rewritten(folder, lambda whole: whole.update({name: change(whole[name]).contiguous()})))
+
+
+def test_a_stacked_part_may_not_make_up_for_another(folders, tmp_path):
+    folder = shutil.copytree(folders["llada"], tmp_path / "swapped", ignore=shutil.ignore_patterns("twin"))
+
+    def shift(whole):
+        gate, up = (f"model.transformer.blocks.0.{name}.weight" for name in ("ff_proj", "up_proj"))
+        whole[gate], whole[up] = whole[gate][:-2].clone(), torch.cat([whole[up], whole[gate][-2:]])
+
+    with pytest.raises(CheckpointError, match="ff_proj.weight is"):
+        load_model(rewritten(folder, shift))
+
+
+def test_weights_do_not_change_with_their_file(folders, tmp_path):
+    folder = shutil.copytree(folders["llada"], tmp_path / "mapped", ignore=shutil.ignore_patterns("twin"))
+    rewritten(folder, lambda whole: None)
+    backbone = load_model(folder, dtype=torch.float32).backbone
+    before = {name: item.clone() for name, item in backbone.state_dict().items()}
+    stored = (folder / "model.safetensors").stat().st_size
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(stored // 2)
+        file.write(b"\0" * (stored - stored // 2))
+    for name, item in backbone.state_dict().items():
+        assert torch.equal(item, before[name])
+
+
+def test_a_model_with_fewer_rows_than_tokens_is_refused(folders, tmp_path):
+    folder = shutil.copytree(folders["llada"], tmp_path / "few", ignore=shutil.ignore_patterns("twin"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"embedding_size": 100}))
+
+    def cut(whole):
+        for name in ("model.transformer.wte.weight", "model.transformer.ff_out.weight"):
+            whole[name] = whole[name][:100].clone()
+
+    with pytest.raises(CheckpointError, match="tokens, the model only 100"):
+        load_model(rewritten(folder, cut))
+
+
+def test_no_text_spells_an_added_token_of_dream(folders, tmp_path):
+    """Its own tokenizer reads those that its files do not call special, such as <tool_call>, out of texts."""
+    folder = shutil.copytree(folders["Dream"], tmp_path / "calls", ignore=shutil.ignore_patterns("twin"))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    last = max(map(int, config["added_tokens_decoder"])) + 1
+    config["added_tokens_decoder"][str(last)] = {
+        **config["added_tokens_decoder"][str(last - 1)], "content": "<tool_call>", "special": False,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    encoded = load_model(folder).tokenizer.encode(["a <tool_call> b"])[0]
+    assert last not in encoded.ids and len(encoded.ids) > 5
 
 
 def test_dream_without_a_token_to_begin_with_is_refused(folders, tmp_path):
     folder = shutil.copytree(folders["Dream"], tmp_path / "startless", ignore=shutil.ignore_patterns("twin"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["bos_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="names no bos_token"):
-        load_model(folder)
+    for changed in (config, config | {"bos_token": "<|nope|>"}):  # which the conversion would invent
+        (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+        with pytest.raises(CheckpointError, match="names no bos_token"):
+            load_model(folder)

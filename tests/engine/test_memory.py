@@ -143,7 +143,7 @@ def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
         assert sum(len(table) for table in scorer.score_batches(rows, config)) == count
 
     score(100)  # threads exist from here on
-    # Portions are of 1,395 rows, and two are in memory: one is tokenised while the other is scored.
+    # Portions are of 1,395 rows.
     few, many = (timed_with_peak(lambda: score(count))[1] for count in (2_800, 5_600))  # noqa: B023
     assert many < LEAST_MEMORY
     assert many - few < 4e6  # 2,800 more rows at once take 20 MB

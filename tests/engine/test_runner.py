@@ -211,6 +211,26 @@ def test_a_network_that_leaks_or_is_nan_fails_its_check(fault):
         check_packing(Runner(Faulty(restart_positions=True)), PREFIX)
 
 
+def test_in_sixteen_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_not():
+    """A GPU's products take another kernel, and round otherwise, for another number of rows."""
+
+    class Rounding(RotaryDecoder):
+        def attention_outputs(self, layer, hidden, attended):
+            return super().attention_outputs(layer, hidden, attended) * (1 + 0.01 * len(hidden))
+
+    class Leaking(RotaryDecoder):
+        def attention_outputs(self, layer, hidden, attended):
+            out = super().attention_outputs(layer, hidden, attended)
+            return out + out.mean(0)
+
+    for attention in (FULL, PREFIX, Attention("block", 2)):
+        check_packing(Runner(Rounding(dtype=torch.bfloat16)), attention)
+        with pytest.raises(CheckpointError, match="beside"):
+            check_packing(Runner(Rounding()), attention)
+        with pytest.raises(CheckpointError, match="beside"):
+            check_packing(Runner(Leaking(dtype=torch.bfloat16)), attention)
+
+
 def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkeypatch):
     """As on a GPU, whose results are not there when a call returns: they may be read late, and only once."""
     backbone, events = BagOfTokens(restart_positions=True), []
