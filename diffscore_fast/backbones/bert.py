@@ -47,14 +47,6 @@ class BertBackbone(Network):
         self.output_bias = nn.Parameter(torch.zeros(spec.vocab_size))
 
     @property
-    def device(self) -> torch.device:
-        return self.output_bias.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.words.weight.dtype
-
-    @property
     def vocabulary_weight(self) -> Tensor:
         return self.words.weight
 
@@ -101,6 +93,3 @@ class BertBackbone(Network):
         layer = self.layers[index]
         assert isinstance(layer, BertLayer)
         return layer
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(projected.shape[0], -1, self.spec.head_dim)

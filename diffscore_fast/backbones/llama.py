@@ -57,14 +57,6 @@ class LlamaBackbone(Network):
         self.head = None if tied_head else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
     @property
-    def device(self) -> torch.device:
-        return self.words.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.words.weight.dtype
-
-    @property
     def vocabulary_weight(self) -> Tensor:
         return self.words.weight if self.head is None else self.head.weight
 
@@ -124,9 +116,6 @@ class LlamaBackbone(Network):
         layer = self.layers[index]
         assert isinstance(layer, LlamaLayer)
         return layer
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(projected.shape[0], -1, self.spec.head_dim)
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,23 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.ops import AUTO, LINEAR, linear
 
 
 class Network(nn.Module):
     """A network whose products run by one implementation, which may be asked for by name."""
 
+    spec: BackboneSpec
+    words: nn.Embedding
+
     def __init__(self) -> None:
         super().__init__()
         self.implementation = AUTO  # where `linear` has the one asked for
 
     @property
-    def dtype(self) -> torch.dtype:
-        raise NotImplementedError
+    def device(self) -> torch.device:
+        return self.words.weight.device
 
     @property
-    def device(self) -> torch.device:
-        raise NotImplementedError
+    def dtype(self) -> torch.dtype:
+        return self.words.weight.dtype
 
     @property
     def linear_implementation(self) -> str:
@@ -33,3 +37,7 @@ class Network(nn.Module):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
         return linear(x, weight, bias, implementation=self.implementation, **epilogue)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[N, H * d] to [N, H, d]."""
+        return projected.view(projected.shape[0], -1, self.spec.head_dim)
