@@ -92,12 +92,12 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
         If there is no such model, it is no masked language model, a file is missing, a tensor is missing or left over,
         or a checksum differs.
     """
-    _check_device(device)
+    device = _usable_device(device)
     folder, name = find_model(name_or_path)
     config = read_config(folder)
     tokenizer, control = read_tokenizer(folder, config)
     _check_rows(folder, tokenizer, config.get("vocab_size"))
-    device, dtype = torch.device(device), dtype or default_dtype(device)
+    dtype = dtype or default_dtype(device)
     try:
         backbone, files = _read_backbone(folder, name, config, tokenizer.mask_id, control, device, dtype)
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -142,13 +142,15 @@ def _check_rows(folder: Path, tokenizer: TextTokenizer, rows: Any) -> None:
         raise CheckpointError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model only {rows}")
 
 
-def _check_device(device: str | torch.device) -> None:
+def _usable_device(device: str | torch.device) -> torch.device:
     try:
-        float(torch.ones(1, device=device).sum())  # a GPU that this torch has no kernels for fails here
+        found = torch.device(device)
+        float(torch.ones(1, device=found).sum())  # a GPU that this torch has no kernels for fails here
     except Exception as error:  # torch raises what the backend happens to raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"device {str(device)!r} cannot be used here: {reason}; `diffscore info` lists what there "
                          "is") from None  # fmt: skip
+    return found
 
 
 def find_model(name_or_path: str | Path) -> tuple[Path, str]:
@@ -205,7 +207,7 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     if not path.is_file():
         content = _converted_tokenizer(folder, family.tokenizer if family else "AutoTokenizer")
     if family is not None:
-        return _plain_tokenizer(folder, config, path.read_text("utf-8") if content is None else content)
+        return _plain_tokenizer(folder, config, content)
     mask_token = own.get("mask_token") or _named_token(folder, "mask_token") or "[MASK]"
     tokenizer = TextTokenizer(path, mask_token, None, content)
     if "patterns" in own or not tokenizer.has_post_processor:
@@ -214,7 +216,7 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     return tokenizer, tokenizer.control_tokens()
 
 
-def _plain_tokenizer(folder: Path, config: dict, content: str) -> tuple[TextTokenizer, ControlTokens]:
+def _plain_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[TextTokenizer, ControlTokens]:
     """The tokenizer of a model that reads texts end to end, without control tokens between them.
 
     All added tokens count as control tokens, which no text may spell, whatever the file calls them.
@@ -223,7 +225,7 @@ def _plain_tokenizer(folder: Path, config: dict, content: str) -> tuple[TextToke
     if not isinstance(mask, int):
         raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
     try:
-        stored = json.loads(content)
+        stored = json.loads((folder / "tokenizer.json").read_text("utf-8") if content is None else content)
         tokens = {token["content"]: token["id"] for token in stored["added_tokens"]}
         stored["added_tokens"] = [{**token, "special": True} for token in stored["added_tokens"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -247,7 +249,7 @@ def _is_stored(folder: Path, token: str) -> bool:
     listing = json.dumps(token, ensure_ascii=False)
     for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
         path = folder / name
-        if path.is_file() and listing in path.read_text("utf-8"):
+        if path.is_file() and listing in path.read_text("utf-8", errors="replace"):
             return True
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))

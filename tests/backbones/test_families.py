@@ -18,7 +18,7 @@ from diffscore_fast.backbones.load import load_model
 from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
-from diffscore_fast.errors import CheckpointError, DeviceMemoryError, UnsupportedPatternError
+from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError, UnsupportedPatternError
 from diffscore_fast.text.templates import Template
 from diffscore_fast.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import FAMILIES, PADDED_ROWS, SENTENCES, save_checkpoint
@@ -137,6 +137,12 @@ def test_rotary_positions_stay_in_float32_whatever_the_type(folders):
     wide, narrow = (DiffScorer(folders["modernbert"], dtype=item).score(SOURCES[:2], CANDIDATES[:2], draws=9).scores
                     for item in (torch.float32, torch.bfloat16))  # fmt: skip
     np.testing.assert_allclose(narrow, wide, atol=0.1)
+
+
+@pytest.mark.parametrize("device", [None, 5, "meta", "cuda:99"])
+def test_what_is_no_usable_device_is_refused(device):
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
+        DiffScorer("mini", device=device)
 
 
 def test_a_device_without_room_for_the_weights_says_so(folders, monkeypatch):

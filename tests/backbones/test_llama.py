@@ -177,6 +177,14 @@ def test_a_shard_that_is_missing_or_damaged_is_named(folders, tmp_path):
         load_model(folder)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[]", b'{"added_tokens": [1]}'])
+def test_a_damaged_tokenizer_is_named(folders, tmp_path, content):
+    folder = shutil.copytree(folders["llada"], tmp_path / "damaged", ignore=shutil.ignore_patterns("twin"))
+    (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: not a readable tokenizer"):
+        load_model(folder)
+
+
 def rewritten(folder, change):
     """The folder with all its tensors in one file, after `change` to them by name."""
     whole = {}
