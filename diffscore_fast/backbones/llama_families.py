@@ -1,4 +1,4 @@
-"""Checkpoints with Llama's layers that were trained to fill in masks: LLaDA and Dream, in their own layouts."""
+"""Checkpoints with Llama's layers that fill in masks: LLaDA, Dream, and Llama itself where it was adapted to that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from diffscore_fast.backbones.llama import LlamaBackbone
-from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
+from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.backbones.weights import StoredTensors
 from diffscore_fast.errors import CheckpointError
 
@@ -47,6 +47,9 @@ class Family:
         1 where the output at a place predicts the token after it.
     tokenizer : str
         Class of transformers that reads the family's vocabulary where there is no tokenizer.json.
+    states_patterns : bool
+        True where config.json's section `diffscore_fast` states patterns and control tokens. Without that section
+        the checkpoint is a causal language model, and refused. The mask token is then outside the normaliser.
     """
 
     architectures: tuple[str, ...]
@@ -62,7 +65,15 @@ class Family:
     tied_head: str
     logit_shift: Literal[0, 1] = 0
     tokenizer: str = "AutoTokenizer"
+    states_patterns: bool = False
 
+
+# transformers' names, which Llama and Dream use.
+TRANSFORMERS_LAYER = {
+    "attention_norm": ("input_layernorm",), "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",), "feed_forward_norm": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
+}  # fmt: skip
 
 LLAMA_FAMILIES = {
     "llada": Family(
@@ -85,19 +96,31 @@ LLAMA_FAMILIES = {
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("rope_scaling", "use_sliding_window"),
         words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
-        layer={"attention_norm": ("input_layernorm",),
-               "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "out": ("self_attn.o_proj",),
-               "feed_forward_norm": ("post_attention_layernorm",), "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-               "down": ("mlp.down_proj",)},
+        layer=TRANSFORMERS_LAYER,
         qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
+    ),
+    "llama": Family(
+        architectures=("LlamaForCausalLM",),
+        numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
+        fixed={"hidden_act": "silu"}, absent=("rope_scaling", "attention_bias", "mlp_bias"),
+        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        layer=TRANSFORMERS_LAYER,
+        qkv_bias=False, tied_head="tie_word_embeddings", logit_shift=1, states_patterns=True,
     ),
 }  # fmt: skip
 
 
-def build_llama(name: str, config: dict, start_id: int | None, where: str) -> LlamaBackbone:
+def build_llama(
+    name: str,
+    config: dict,
+    start_id: int | None,
+    where: str,
+    patterns: dict[str, PatternSpec] | None = None,
+    default_pattern: PatternName = "full",
+) -> LlamaBackbone:
     """A network without weights, of the shape that a family's config.json states.
 
-    It has the patterns `full`, which it was trained with, and `prefix`, by the same positions.
+    Without patterns of its own it has `full`, which it was trained with, and `prefix`, by the same positions.
 
     Raises
     ------
@@ -120,7 +143,8 @@ def build_llama(name: str, config: dict, start_id: int | None, where: str) -> Ll
         num_kv_heads=key_heads, head_dim=size // heads, hidden_size=size, vocab_size=found["vocab_size"],
         mask_id=found["mask_token_id"], start_id=start_id, logit_shift=family.logit_shift,
         logit_scale=1 / math.sqrt(size) if config.get("scale_logits") else 1.0,
-        patterns={"full": pattern, "prefix": pattern},
+        patterns=patterns or {"full": pattern, "prefix": pattern}, default_pattern=default_pattern,
+        excluded_ids=(found["mask_token_id"],) if family.states_patterns else (),
     )  # fmt: skip
     has_bias = family.qkv_bias if isinstance(family.qkv_bias, bool) else bool(config.get(family.qkv_bias))
     with torch.device("meta"):  # eight billion random numbers would take a minute

