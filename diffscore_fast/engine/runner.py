@@ -228,7 +228,7 @@ class Runner:
         lengths = prefixes.lengths[used]
         starts[used], missing = self._cache.reserve([prefixes.keys[i] for i in used], lengths)
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
-        block = attention.block_size if attention.name == "block" else 0
+        block = attention.block_size if attention.name == "block" else pattern.prefix_block
 
         def store(pack: np.ndarray) -> None:
             chosen = used[missing[pack]]

@@ -160,3 +160,37 @@ def _save_qwen_vocabulary(folder: Path) -> int:
         "pad_token": "<|endoftext|>", "added_tokens_decoder": added,
     }))  # fmt: skip
     return first + len(control)
+
+
+def save_causal_prefix_model(folder: Path) -> Path:
+    """A small Llama that reads a causal prefix, as this package writes them; transformers' own is in `twin`."""
+    import transformers
+
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    mask, size = tokenizer.token_to_id("<mask>"), tokenizer.get_vocab_size()
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+        max_position_embeddings=96, rms_norm_eps=1e-5, vocab_size=size, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )).eval()  # fmt: skip
+    for parameter in network.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    network.save_pretrained(folder / "twin")
+    state = {name: item.clone() for name, item in network.state_dict().items() if name != "lm_head.weight"}
+    save_file(state, folder / "model.safetensors")
+    newline = tokenizer.encode("\n", add_special_tokens=False).ids
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 32,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+        "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "vocab_size": size, "mask_token_id": mask,
+        "diffscore_fast": {
+            "patterns": {"prefix": {"prefix_mask": "causal", "separator_ids": newline}},
+            "default_pattern": "prefix", "start_token": "<s>", "mask_token": "<mask>",
+        },
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
