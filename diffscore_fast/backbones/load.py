@@ -67,8 +67,8 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
     BERT, DistilBERT, RoBERTa, ELECTRA generators, LLaDA, Dream, and Llama where config.json states patterns under
-    `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by transformers. Nothing is downloaded, and code that comes with a checkpoint is
-    never run.
+    `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by transformers.
+    Nothing is downloaded, and code that comes with a checkpoint is never run.
 
     A model of this package states its own control tokens. Others use those that their tokenizer.json sets around a
     text and a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token types:

@@ -116,6 +116,10 @@ class TextTokenizer:
             for text, item in zip(texts, encodings, strict=True)
         ]  # fmt: skip
 
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of tokens, control tokens left out; a character that is cut is U+FFFD."""
+        return self._tokenizer.decode(ids.tolist())
+
     def control_tokens(self) -> ControlTokens:
         """What the file's own post-processor puts around a text and a pair; its start token is ours.
 

@@ -1,6 +1,7 @@
 """Command line of the trainer: `python -m diffscore_fast.training COMMAND`.
 
-The recipe of the embedded model is, in order, `start`, `prepare`, `train`, `curve`, `export`.
+The recipe of the embedded model is, in order, `start`, `prepare`, `train`, `curve`, `export`. A causal language model
+is adapted to masks by `base`, `prepare`, `adapt`, `curve`, `merge`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import torch
 
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.load import load_model, read_config, read_tokenizer
+from diffscore_fast.errors import CheckpointError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 HELD_OUT = 0.005  # share of the articles, the last ones of the corpus, that training never reads
@@ -68,8 +72,9 @@ def prepare(text: Path, model: Path, out: Path) -> None:
     """Tokenise a corpus."""
     from diffscore_fast.training.corpus import prepare_corpus
 
+    tokenizer, _ = read_tokenizer(model, read_config(model))
     with _plain_text(text) as plain:
-        corpus = prepare_corpus(plain, TextTokenizer(model / "tokenizer.json", "[MASK]", "[CLS]"), out)
+        corpus = prepare_corpus(plain, tokenizer, out)
     click.echo(f"{corpus.last} articles, {corpus.num_tokens()} tokens", err=True)
 
 
@@ -100,6 +105,71 @@ def train(model: Path, corpus: Path, run: Path, steps: int, cooldown: int, threa
     backbone = load_model(model, dtype=torch.float32).bert
     settings = Settings(schedule=Schedule(cooldown=(steps - cooldown, steps) if cooldown else None))
     Trainer(backbone, model, train_part, held_out, run, settings).run(steps=steps)
+
+
+@main.command()
+@click.option("--model", type=A_PATH, required=True, help="Model folder that `base` wrote.")
+@click.option("--corpus", type=A_PATH, required=True, help="Folder that `prepare` wrote with its tokenizer.")
+@click.option("--run", type=A_PATH, required=True, help="The run's folder; goes on from its checkpoint, if any.")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Steps in all.")
+@click.option(
+    "--cooldown",
+    type=click.IntRange(min=1),
+    help="Last of these steps over which rates fall linearly to zero; all of them if not given.",
+)
+@click.option("--adapter", type=A_PATH, help="Adapter (safetensors) to start a new run from.")
+@click.option(
+    "--left-to-right",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of the examples read left to right, without masks, so that it is not unlearnt.",
+)
+@click.option(
+    "--copies",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Masked copies of a window that share one pass of its prefix.",
+)
+@click.option("--rank", type=click.IntRange(min=1), default=64, show_default=True, help="Rank of the adapters.")
+@click.option("--rate", type=float, default=4e-4, show_default=True, help="Learning rate of the adapters.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--threads", default=2, show_default=True, help="Threads for torch.")
+def adapt(model: Path, corpus: Path, run: Path, steps: int, cooldown: int | None, adapter: Path | None,
+          left_to_right: float, copies: int, rank: int, rate: float, seed: int, threads: int) -> None:  # fmt: skip
+    """Adapt a causal language model to masks, or go on with it. SIGTERM saves a checkpoint and ends."""
+    from diffscore_fast.training.adaptation import PAIRS, Adaptation, AdaptationSettings
+    from diffscore_fast.training.corpus import load_corpus
+    from diffscore_fast.training.lora import read_adapter
+
+    torch.set_num_threads(threads)
+    settings = AdaptationSettings(
+        steps=steps, cooldown_steps=cooldown, left_to_right=left_to_right, rank=rank, rate=rate, seed=seed,
+        mixture=replace(PAIRS, copies=copies),
+    )  # fmt: skip
+    parts = load_corpus(corpus).split(HELD_OUT)
+    loaded = load_model(model, dtype=torch.float32)
+    if not isinstance(loaded.backbone, LlamaBackbone) or loaded.backbone.spec.logit_shift != 1:
+        raise CheckpointError(f"{model}: only a model that `base` wrote can be adapted")
+    start = None if adapter is None else read_adapter(adapter)
+    Adaptation(loaded.backbone, loaded.tokenizer, *parts, run, settings, start).run()
+
+
+@main.command()
+@click.option("--model", type=A_PATH, required=True, help="Model folder that the run started from.")
+@click.option("--run", type=A_PATH, help="The run's folder, for its last checkpoint.")
+@click.option("--adapter", type=A_PATH, help="Adapter (safetensors) instead.")
+@click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
+def merge(model: Path, run: Path | None, adapter: Path | None, out: Path) -> None:
+    """Write a model folder with an adapter merged into the weights, for `DiffScorer`."""
+    from diffscore_fast.training.adaptation import read_checkpoint
+    from diffscore_fast.training.lora import read_adapter, write_merged_folder
+
+    if (run is None) == (adapter is None):
+        raise click.UsageError("one of --run and --adapter is needed")
+    tensors = read_adapter(adapter) if adapter is not None else read_checkpoint(run)["adapter"] if run else {}
+    write_merged_folder(model, tensors, out)
 
 
 @main.command()

@@ -64,6 +64,8 @@ def prepare_corpus(text_path: Path, tokenizer: TextTokenizer, folder: Path) -> C
     """Tokenise a text file (blank line between articles, first line a title, one paragraph a line) into `folder`."""
     if tokenizer.vocab_size > np.iinfo(np.uint16).max:
         raise InputError(f"a vocabulary of {tokenizer.vocab_size} does not fit the corpus format's 16 bits a token")
+    # A tokenizer that spells white space has a line break after each paragraph; to others it is nothing.
+    line_break = tokenizer.encode(["\n"], keep_blank=True)[0].ids.astype(np.uint16)
     tokens: list[np.ndarray] = []
     sentences, paragraphs, articles = [0], [0], [0]
     for texts in _batches(read_articles(text_path), ARTICLES_A_CALL):
@@ -79,9 +81,9 @@ def prepare_corpus(text_path: Path, tokenizer: TextTokenizer, folder: Path) -> C
                 cuts = cuts[(cuts > 0) & (cuts < len(item.ids))]
                 base = sentences[-1]
                 sentences.extend((base + cuts).tolist())
-                sentences.append(base + len(item.ids))
+                sentences.append(base + len(item.ids) + len(line_break))
                 paragraphs.append(len(sentences) - 1)
-                tokens.append(item.ids.astype(np.uint16))
+                tokens += [item.ids.astype(np.uint16), line_break]
             if len(paragraphs) - 1 > articles[-1]:
                 articles.append(len(paragraphs) - 1)
     folder.mkdir(parents=True, exist_ok=True)

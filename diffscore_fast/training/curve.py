@@ -13,6 +13,7 @@ PANELS = {
     "prefix, by mask ratio": ("prefix@0.15", "prefix@0.5", "prefix@0.85"),
     "block, by block size": ("block@1", "block@4", "block@8", "block@16"),
     "prefix at 0.5: right and wrong": ("right prefix", "wrong prefix"),
+    "left to right": ("left to right",),
 }
 
 
@@ -37,14 +38,15 @@ def draw_curve(run: Path, folder: Path) -> None:
     with source.open(encoding="utf-8", newline="") as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
     tokens = [row["tokens"] / 1e6 for row in rows]
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(16, 4), sharey=True)
-    for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
+    panels = {title: settings for title, settings in PANELS.items() if set(settings) <= rows[0].keys()}
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 4), sharey=True)
+    for axis, (title, settings) in zip(axes, panels.items(), strict=True):
         for setting in settings:
             axis.plot(tokens, [row[setting] for row in rows], marker=".", label=setting.split("@")[-1])
         axis.set(title=title, xlabel="million tokens read in training")
         axis.grid(alpha=0.3)
         axis.legend()
-    axes[0].set_ylabel("held-out nats per masked word piece")
+    axes[0].set_ylabel("held-out nats per token")
     figure.tight_layout()
     figure.savefig(folder / "learning_curve.png", dpi=100)
     pyplot.close(figure)

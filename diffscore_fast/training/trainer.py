@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,8 +179,8 @@ class Trainer:
             writer.writerow(row)
 
 
-def record_settings(folder: Path, step: int, settings: Settings) -> None:
-    """Append the settings to the folder's settings.json, a list, where they differ from the last ones."""
+def record_settings(folder: Path, step: int, settings: Any) -> None:
+    """Append the settings, a dataclass, to the folder's settings.json, a list, where they differ from the last ones."""
     path = folder / "settings.json"
     history = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     now = json.loads(json.dumps(dataclasses.asdict(settings)))

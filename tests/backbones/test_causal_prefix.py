@@ -16,7 +16,7 @@ from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
 from diffscore_fast.training.objective import masked_losses
-from diffscore_fast.training.patterns import lay_prefix, pack_layouts
+from diffscore_fast.training.patterns import lay_left_to_right, lay_prefix, pack_layouts
 from tests.support.checkpoints import save_causal_prefix_model
 
 SOURCES = ["The cat sat on the mat.", "Two people died.", "", "The cat sat on the mat."]
@@ -83,6 +83,23 @@ def test_what_is_trained_is_what_is_scored(folder, loaded):
             losses = masked_losses(loaded.backbone, pack_layouts([lay_prefix(context, target, masks, spec)])).tokens
         expected = [twin_log_probs(folder, spec, context, target, mask) for mask in masks]
         np.testing.assert_allclose(-losses.numpy(), np.concatenate(expected), atol=2e-5)
+
+
+def test_left_to_right_is_transformers_own_reading(folder, loaded):
+    import transformers
+
+    twin = transformers.LlamaForCausalLM.from_pretrained(folder / "twin").eval()
+    spec = loaded.backbone.spec
+    for context, target in zip(encoded(loaded, SOURCES), encoded(loaded, CANDIDATES), strict=True):
+        separator = spec.pattern("prefix").separator_ids if len(context) else ()
+        line = [spec.start_id, *context, *separator, *target]
+        with torch.no_grad():
+            losses = masked_losses(loaded.backbone, pack_layouts([lay_left_to_right(context, target, spec)])).tokens
+            logits = twin(torch.tensor([line])).logits[0]
+        logits[:, spec.mask_id] = -torch.inf
+        rows = torch.arange(len(line) - len(target), len(line))
+        expected = logits.log_softmax(-1)[rows - 1, torch.from_numpy(target)]
+        torch.testing.assert_close(-losses, expected, atol=2e-5, rtol=0)
 
 
 def test_the_prefix_is_read_causally(loaded):

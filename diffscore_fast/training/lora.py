@@ -1,0 +1,174 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on all products of a Llama network, whose own weights stay as they are.
+
+An adapter file holds, under transformers' names, `...q_proj.lora_A` [r, in] and `...q_proj.lora_B` [out, r] of every
+product, and `maskvec` [D], the embedding of a masked token. A product's weight becomes W + SCALE * B @ A.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
+from diffscore_fast.backbones.load import PACKAGE_SECTION
+from diffscore_fast.backbones.network import Network
+from diffscore_fast.backbones.spec import BackboneSpec
+from diffscore_fast.backbones.weights import file_sha256, load_weights, save_weights
+from diffscore_fast.errors import CheckpointError
+
+SCALE = 2.0
+MASK_NAME = "maskvec"
+ADAPTED = ("qkv", "out", "gate_up", "down")
+
+
+class LowRank(nn.Module):
+    """The factors of one product's change, float32: `lora_A` [r, in] random, `lora_B` [out, r] zero to begin with."""
+
+    def __init__(self, rows: int, columns: int, rank: int, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(columns)
+        self.lora_A = nn.Parameter(torch.empty(rank, columns).uniform_(-bound, bound, generator=generator))
+        self.lora_B = nn.Parameter(torch.zeros(rows, rank))
+
+
+class AdaptedLlama(LlamaBackbone):
+    """A Llama network with adapters and a mask embedding, which alone learn.
+
+    Parameters
+    ----------
+    base : LlamaBackbone
+        Its weights are shared, not copied.
+    rank : int
+    seed : int
+        Of the random factors.
+    """
+
+    def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0) -> None:
+        Network.__init__(self)
+        self.spec, self._rotary_base = base.spec, base._rotary_base
+        self.words, self.layers, self.norm, self.head = base.words, base.layers, base.norm, base.head
+        self.requires_grad_(False)
+        generator = torch.Generator().manual_seed(seed)
+        self.mask_embedding = nn.Parameter(base.words.weight[base.spec.mask_id].detach().float().clone())
+        self.adapters = nn.ModuleDict()
+        # By product: its parts' rows [start, stop) of the stacked weight, and their factors.
+        self._parts: dict[int, list[tuple[int, int, LowRank]]] = {}
+        family = LLAMA_FAMILIES[base.spec.family]
+        for index in range(base.spec.num_layers):
+            for name in ADAPTED:
+                product = getattr(self.layers[index], name)
+                start = 0
+                for part, rows in zip(family.layer[name], _part_rows(base.spec, name, product), strict=True):
+                    factors = LowRank(rows, product.in_features, rank, generator)
+                    self.adapters[f"{family.layers}.{index}.{part}".replace(".", "/")] = factors
+                    self._parts.setdefault(id(product), []).append((start, start + rows, factors))
+                    start += rows
+
+    def learnt(self) -> dict[str, nn.Parameter]:
+        """What learns, under the names of an adapter file."""
+        named = {name.replace("/", "."): item for name, item in self.adapters.named_parameters()}
+        return {**named, MASK_NAME: self.mask_embedding}
+
+    @torch.no_grad()
+    def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:
+        """Take over an adapter, strictly by name and shape.
+
+        Raises
+        ------
+        CheckpointError
+            If a tensor is missing, left over or of another shape.
+        """
+        learnt = self.learnt()
+        if learnt.keys() != adapter.keys():
+            raise CheckpointError(f"the adapter does not fit the model: missing {sorted(learnt.keys() - adapter)[:4]}, "
+                                  f"unexpected {sorted(adapter.keys() - learnt)[:4]}")  # fmt: skip
+        for name, parameter in learnt.items():
+            if parameter.shape != adapter[name].shape:
+                raise CheckpointError(f"the adapter's {name} is {list(adapter[name].shape)}, the model wants "
+                                      f"{list(parameter.shape)}; is the rank another?")  # fmt: skip
+            parameter.copy_(adapter[name])
+
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
+        masked = (tokens == self.spec.mask_id)[:, None]
+        return torch.where(masked, self.mask_embedding.to(self.dtype), self.words(tokens))
+
+    def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
+        start, stop, _ = rows.indices(layer.out_features)
+        factors = [item for first, last, item in self._parts[id(layer)] if start <= first and last <= stop]
+        inner = functional.linear(x, torch.cat([item.lora_A for item in factors]).to(x.dtype))  # [N, parts * r]
+        change = [
+            functional.linear(part, item.lora_B.to(x.dtype))
+            for part, item in zip(inner.chunk(len(factors), dim=1), factors, strict=True)
+        ]
+        bias = None if layer.bias is None else layer.bias[rows]
+        product = functional.linear(x, layer.weight[rows], bias) + SCALE * torch.cat(change, dim=1)
+        if epilogue.get("activation") == "swiglu":
+            gate, up = product.chunk(2, dim=1)
+            product = functional.silu(gate) * up
+        return product
+
+
+def _part_rows(spec: BackboneSpec, name: str, product: nn.Linear) -> list[int]:
+    """Rows of the parts of a stacked weight."""
+    if name == "qkv":
+        return [spec.num_heads * spec.head_dim, *[spec.num_kv_heads * spec.head_dim] * 2]
+    return [product.out_features // 2] * 2 if name == "gate_up" else [product.out_features]
+
+
+def read_adapter(path: Path) -> dict[str, Tensor]:
+    """An adapter file's tensors.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing or damaged.
+    """
+    try:
+        return load_file(str(path))
+    except (FileNotFoundError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not a readable adapter; a safetensors file is needed ({error})") from None
+
+
+def write_merged_folder(base: Path, adapter: Mapping[str, Tensor], out: Path) -> str:
+    """Write the model folder `out`: the weights of the folder `base` with an adapter merged. Returns the checksum.
+
+    Raises
+    ------
+    CheckpointError
+        If a tensor of the adapter has no weight in the base, or does not fit it.
+    """
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    weights = load_weights(base / "model.safetensors")
+    family = LLAMA_FAMILIES[config["model_type"]]
+    products = {name.removesuffix(".lora_A") for name in adapter if name.endswith(".lora_A")}
+    expected = {f"{name}.lora_{factor}" for name in products for factor in "AB"} | {MASK_NAME}
+    if expected != adapter.keys() or not all(f"{name}.weight" in weights for name in products):
+        raise CheckpointError(f"{base}: the adapter's tensors do not belong to this model: "
+                              f"{sorted(expected ^ adapter.keys())[:4]}")  # fmt: skip
+    for name in products:
+        change = SCALE * adapter[f"{name}.lora_B"].float() @ adapter[f"{name}.lora_A"].float()
+        if change.shape != weights[f"{name}.weight"].shape:
+            raise CheckpointError(f"{base}: the adapter's {name} is {list(change.shape)}, the model's "
+                                  f"{list(weights[f'{name}.weight'].shape)}")  # fmt: skip
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + change
+    words = weights[f"{family.words}.weight"].float().clone()
+    words[config["mask_token_id"]] = adapter[MASK_NAME].float()
+    weights[f"{family.words}.weight"] = words
+    out.mkdir(parents=True, exist_ok=True)
+    save_weights(out / "model.safetensors", weights, eight_bit=False)
+    checksum = file_sha256(out / "model.safetensors")
+    config.setdefault(PACKAGE_SECTION, {})["weights_sha256"] = checksum
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shutil.copyfile(base / "tokenizer.json", out / "tokenizer.json")
+    return checksum
