@@ -5,6 +5,7 @@ A run's folder:
 settings.json         what the run was started with, and what changed since
 log.csv               one row per step
 evaluation.csv        held-out losses over training: the learning curve
+base.json             the base's own left-to-right loss on the same held-out pairs
 checkpoint.pt         adapter, optimiser, step, tokens, seconds; replaced in one move, so that it is always complete
 
 Step s draws its examples and masks from a generator seeded by (seed, s): there is no other random state, and a run
@@ -129,7 +130,7 @@ class Adaptation:
     def __init__(self, base: LlamaBackbone, tokenizer: TextTokenizer, train: Corpus, held_out: Corpus, folder: Path,
                  settings: AdaptationSettings, adapter: Mapping[str, Tensor] | None = None) -> None:  # fmt: skip
         self.network = AdaptedLlama(base, settings.rank, settings.seed)
-        self.folder, self.settings = folder, settings
+        self.base, self.folder, self.settings = base, folder, settings
         self.sampler = ExampleSampler(train, settings.mixture)
         self.tokenizer = tokenizer
         self._held_out = ExampleSampler(held_out, replace(settings.mixture, copies=1))
@@ -153,6 +154,7 @@ class Adaptation:
         handler = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
         settings, started, before = self.settings, time.monotonic(), self.seconds
         try:
+            self.measure_base()
             while self.step_number < settings.steps and not stopped:
                 if self.step_number % settings.evaluation_steps == 0 and not self._is_evaluated():
                     self.evaluate()
@@ -208,11 +210,7 @@ class Adaptation:
 
     def evaluate(self) -> dict[str, float]:
         """Held-out losses on fixed pairs and masks, appended to evaluation.csv: means over pairs of means per token."""
-        pairs = [
-            self._respelled(self._held_out, np.random.default_rng([0, 2, number]))
-            for number in range(self.settings.evaluation_pairs)
-        ]
-        losses = {}
+        pairs, losses = self._evaluation_pairs(), {}
         for ratio in RATIOS:
             masks = [
                 mask_by_ratio(len(pair.window), ratio, np.random.default_rng([0, 4, number]))
@@ -220,16 +218,29 @@ class Adaptation:
             ]
             measured = measure(f"prefix@{ratio}", self.network, pairs, masks)[0]
             losses[measured.setting] = round(float((measured.sums / measured.counts).mean()), 4)
-        losses[LEFT_TO_RIGHT] = round(self._left_to_right(pairs), 4)
+        losses[LEFT_TO_RIGHT] = round(self._left_to_right(self.network, pairs), 4)
         self._log("evaluation.csv", {"step": self.step_number, "tokens": self.tokens,
                                      "seconds": round(self.seconds, 1), **losses})  # fmt: skip
         print(json.dumps({"step": self.step_number, **losses}), file=sys.stderr, flush=True)
         return losses
 
+    def measure_base(self) -> None:
+        """Write base.json, once: what the left-to-right loss of evaluation.csv is to be compared with."""
+        path = self.folder / "base.json"
+        if not path.is_file():
+            loss = round(self._left_to_right(self.base, self._evaluation_pairs()), 4)
+            path.write_text(json.dumps({LEFT_TO_RIGHT: loss}) + "\n", encoding="utf-8")
+
+    def _evaluation_pairs(self) -> list[Example]:
+        return [
+            self._respelled(self._held_out, np.random.default_rng([0, 2, number]))
+            for number in range(self.settings.evaluation_pairs)
+        ]
+
     @torch.no_grad()
-    def _left_to_right(self, pairs: list[Example]) -> float:
-        layouts = [lay_left_to_right(pair.prefix, pair.window, self.network.spec) for pair in pairs]
-        return float(np.mean([float(masked_losses(self.network, pack_layouts([item])).tokens.mean())
+    def _left_to_right(self, network: LlamaBackbone, pairs: list[Example]) -> float:
+        layouts = [lay_left_to_right(pair.prefix, pair.window, network.spec) for pair in pairs]
+        return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean())
                               for item in layouts]))  # fmt: skip
 
     def _draw(self, rng: np.random.Generator) -> list[Example]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -235,6 +236,15 @@ def test_it_learns(adaptation):
         run.step()
     after = run.evaluate()
     assert after["prefix@0.5"] < before["prefix@0.5"] - 1 and after[LEFT_TO_RIGHT] < before[LEFT_TO_RIGHT] - 1
+
+
+def test_the_base_is_measured_without_its_adapter(adaptation, folder, tmp_path):
+    bare = adaptation("bare").evaluate()[LEFT_TO_RIGHT]
+    run = adaptation("run", adapter=random_adapter(folder))
+    run.measure_base()
+    stored = json.loads((tmp_path / "run" / "base.json").read_text())
+    assert stored == {LEFT_TO_RIGHT: pytest.approx(bare, abs=2e-4)}
+    assert abs(run.evaluate()[LEFT_TO_RIGHT] - bare) > 0.01
 
 
 def test_left_to_right_examples_are_a_share_of_all(adaptation):
