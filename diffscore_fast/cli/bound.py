@@ -10,7 +10,7 @@ import numpy as np
 
 from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import FileRun, number
+from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
@@ -55,7 +55,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     run = FileRun(input_path, output_path, {"--text-column": options["text_column"]}, added,
                   prefix=options["output_prefix"], quiet=options["quiet"],
                   input_format=options["input_format"], output_format=options["output_format"],
-                  resume=options["resume"])  # fmt: skip
+                  dialect=dialect_options(options), resume=options["resume"])  # fmt: skip
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from diffscore_fast.errors import DiffScoreError
+from diffscore_fast.io.dialect import QUOTINGS
 from diffscore_fast.io.files import FORMATS
 from diffscore_fast.version import __version__
 
@@ -31,9 +32,24 @@ def _standard_output(context: click.Context, option: click.Parameter, path: str)
     return "-" if path in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else path
 
 
+def reads_delimited(command: Callable[..., None]) -> Callable[..., None]:
+    """How the CSV and TSV files of a command are written."""
+    for option in reversed((
+        click.option("--delimiter", metavar="CHARACTER",
+                     help="Between the fields of CSV or TSV, such as ';'. Default: a first line such as sep=; or else "
+                     "a comma or tab."),
+        click.option("--quoting", type=click.Choice(QUOTINGS), default="auto", show_default=True,
+                     help="rfc4180: fields of CSV or TSV may stand in quotes. none: a line is a row, every character "
+                     r"stands for itself. escaped: a line is a row, \t \n \r \\ stand for tab, line ends, backslash. "
+                     "auto: rfc4180 for CSV, none for TSV (escaped for TSV made of another format)."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def file_and_model(command: Callable[..., None]) -> Callable[..., None]:
     """What `score` and `bound` read, write and run."""
-    command = runs_model(command)
+    command = reads_delimited(runs_model(command))
     for option in reversed((
         click.argument("input_path", metavar="INPUT"),
         click.option("-o", "--output", "output_path", required=True, metavar="OUTPUT", callback=_standard_output,
@@ -150,6 +166,7 @@ def score(input_path: str, output_path: str, model: str, **options: Any) -> None
 @click.argument("input_path", metavar="FILE")
 @click.option("--format", "input_format", type=click.Choice(FORMATS),
               help="Format of FILE; by its name if not given, else JSON Lines.")  # fmt: skip
+@reads_delimited
 @runs_model
 @click.option("--rows", default=64, show_default=True, help="Rows read, each of the file as likely as another.")
 @click.option("--draws", default=20, show_default=True, help="K of the published grid; 20 make 18.")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import FileRun, files_beside, number
+from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, number
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -52,7 +52,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         check_extra_output("profile", options["profile_run"], (*taken, options["heatmap"] or ""))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
-                  output_format=options["output_format"], resume=options["resume"])  # fmt: skip
+                  output_format=options["output_format"], dialect=dialect_options(options),
+                  resume=options["resume"])  # fmt: skip
     if run.rows_before and (options["heatmap"] or options["show"]):
         run.abandon()
         raise InputError("--heatmap and --show are of the first rows, which an earlier run has done; leave them out")
