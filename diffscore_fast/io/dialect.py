@@ -57,7 +57,7 @@ class Dialect:
         if not value:
             return ""
         if not self.quoted:
-            return value.translate(str.maketrans(self._escapes()))
+            return value.translate({ord(meant): text for meant, text in self._escapes().items()})
         special = self.delimiter in value or '"' in value or "\n" in value or "\r" in value
         return '"' + value.replace('"', '""') + '"' if special else value
 
