@@ -223,8 +223,8 @@ class FileRun:
             table.add_row("rows of the run before", f"{self._kept:,}; what follows is of the others")
         if self._reader.blank_lines:
             table.add_row("blank lines passed over", f"{self._reader.blank_lines:,}")
-        for remark, count in remarks(self._reader, self._writer).items():
-            table.add_row(remark, f"{count:,}")
+        for name, remark in remarks(self._reader, self._writer).items():
+            table.add_row(name, remark)
         for name, value in lines:
             table.add_row(name, value)
         table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} a second)")
@@ -371,13 +371,13 @@ def _up_to_usable(head: list[Record], records: Iterator[Record]) -> list[Record]
 
 def say_remarks(reader: RowReader) -> None:
     """Say on standard error what a summary of `FileRun` would say about the rows of a delimited file."""
-    for remark, count in remarks(reader).items():
-        Console(stderr=True).print(f"{reader.path}: {count:,} {remark}", soft_wrap=True, highlight=False, markup=False)
+    for name, remark in remarks(reader).items():
+        Console(stderr=True).print(f"{reader.path}: {name}: {remark}", soft_wrap=True, highlight=False, markup=False)
 
 
-def remarks(*sides: RowReader | RowWriter) -> dict[str, int]:
-    """What is to be said about the rows of delimited files, and of how many rows."""
-    return {remark: count for side in sides for remark, count in getattr(side, "remarks", {}).items()}
+def remarks(*sides: RowReader | RowWriter) -> dict[str, str]:
+    """What is to be said about the rows of delimited files: a name, and how many and what became of them."""
+    return {name: remark for side in sides for name, remark in getattr(side, "remarks", {}).items()}
 
 
 def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:

@@ -90,14 +90,13 @@ class DelimitedReader:
         return self._input.position
 
     @property
-    def remarks(self) -> dict[str, int]:
-        """What readers of the result should know about the file's rows, and of how many it is true."""
-        remarks = {
-            "rows with fewer fields than the header (the others are empty)": self.short_rows,
-            "rows with empty fields beyond the header (left out)": self.long_rows,
-            "rows with a field in quotes (read with them; else --quoting rfc4180)": self.quoted_rows,
-        }
-        return {remark: count for remark, count in remarks.items() if count}
+    def remarks(self) -> dict[str, str]:
+        """What is to be said about the rows read so far: a name, and how many and what became of them."""
+        return _remarks(
+            ("rows with fewer fields", self.short_rows, "the missing ones are empty"),
+            ("rows with empty fields more", self.long_rows, "left out"),
+            ("rows with fields in quotes", self.quoted_rows, "kept (else: --quoting rfc4180)"),
+        )
 
     def __iter__(self) -> Iterator[Record]:
         while True:
@@ -243,10 +242,9 @@ class DelimitedWriter(ColumnWriter):
         self._line_end = b"\r\n" if beginning is not None and beginning.endswith(b"\r\n") else b"\n"
 
     @property
-    def remarks(self) -> dict[str, int]:
-        """What readers of the file should know, and of how many rows it is true."""
-        escaped = "rows with \\t, \\n, \\r or \\\\ in place of a character (read them with --quoting escaped)"
-        return {escaped: self.escaped_rows} if self.escaped_rows else {}
+    def remarks(self) -> dict[str, str]:
+        """What is to be said about the rows written so far, as for `DelimitedReader`."""
+        return _remarks((r"rows with \t \n \r \\", self.escaped_rows, "to be read with --quoting escaped"))
 
     def accept(self, record: Record) -> Record:
         """As for every writer; without quoting, a field of another format may hold what the output cannot."""
@@ -333,6 +331,10 @@ class _Lines:
             line, self.failure = b"", error
         self._ended = not line
         return line
+
+
+def _remarks(*counted: tuple[str, int, str]) -> dict[str, str]:
+    return {name: f"{count:,}, {remark}" for name, count, remark in counted if count}
 
 
 def _lined_up(raw: bytes, dialect: Dialect, missing: int, values: list[str]) -> bytes:

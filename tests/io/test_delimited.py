@@ -258,7 +258,7 @@ def test_rows_with_fewer_fields_are_filled_and_counted(tmp_path, name, mark):
     (tmp_path / name).write_bytes(b"\n".join([mark.join(names), *rows, b""]))
     run = run_lengths(tmp_path / name, tmp_path / f"out_{name}")
     assert run.statuses == {"ok": 200} and run._reader.short_rows == 200
-    assert run._reader.remarks == {"rows with fewer fields than the header (the others are empty)": 200}
+    assert run._reader.remarks == {"rows with fewer fields": "200, the missing ones are empty"}
     written = (tmp_path / f"out_{name}").read_bytes().splitlines()
     assert all(line.startswith(before + mark * 3 + b"-2.0") for line, before in zip(written[1:], rows, strict=True))
     reader = open_reader(str(tmp_path / f"out_{name}"))
