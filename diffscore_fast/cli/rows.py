@@ -125,6 +125,7 @@ class FileRun:
         self._go_on(identity)
         waiting: deque[tuple[Record, int]] = deque()  # each with how far the file was read for it
         position = 0
+        values: dict[str, Any] = {}
 
         def rows() -> Iterator[Any]:
             for record in staged("read", self._records):
@@ -158,6 +159,11 @@ class FileRun:
                         self.statuses[status] += 1
                         if self._journal is not None:
                             self._journal.add(record)
+                    if not self._fault_said and len(self.statuses) == 1 and self.statuses.total() >= RECORDS_LOOKED_AT:
+                        (status,) = self.statuses
+                        if status not in SCORED:
+                            rows_so_far = f"each of the first {self.statuses.total()} rows"
+                            self._say_fault(f"{rows_so_far} is {status}: {values.get('message', '')}")
                     self._writer.flush()
                     self._written = self.statuses.total()
                     if self._journal is not None:
@@ -232,6 +238,11 @@ class FileRun:
         console.print(table)
         console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
 
+    def _say_fault(self, fault: str) -> None:
+        """Say, once, how all of the first rows fail."""
+        self._fault_said = True
+        self.errors.print(f"{self._reader.path}: {fault}", soft_wrap=True, highlight=False, markup=False)
+
     def _checked_journal(self, resume: bool) -> Journal | None:
         """Where the run keeps how far it is; None for an output that cannot be gone on with."""
         leftover = self._writer.leftover
@@ -282,6 +293,7 @@ class FileRun:
             If a column is missing or taken, or nothing of the file can be read.
         """
         records = iter(self._reader)
+        self._fault_said = False
         head = list(islice(records, RECORDS_LOOKED_AT))
         if len(head) == 1 and head[0].fields is None and not head[0].raw and self._reader.format == "jsonl":
             raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
@@ -290,8 +302,7 @@ class FileRun:
             rows = (
                 "the only row fails" if len(head) == 1 else f"each of the first {len(head)} rows fails in the same way"
             )
-            message = f"{self._reader.path}: {rows}: {fault}"
-            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+            self._say_fault(f"{rows}: {fault}")
         if self._reader.columns is not None:
             present = self._reader.columns
         else:

@@ -157,6 +157,19 @@ def test_a_common_fault_is_said_only_where_it_is_common(tmp_path, capsys, form):
         assert expected in said and bool(expected) == bool(said)
 
 
+def test_a_fault_that_only_scoring_finds_is_said_after_the_first_rows(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "\\ud800"}\n' * 250)
+    assert run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl").statuses == {"invalid_text": 250}
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "each of the first 100 rows is invalid_text: " in said and "surrogate" in said
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "\\ud800"}\n' * 250 + b'{"text": "a"}\n')
+    run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert "each of the first 100 rows" in capsys.readouterr().err
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "a"}\n' + b'{"text": "\\ud800"}\n' * 250)
+    run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert not capsys.readouterr().err
+
+
 def test_a_column_of_other_things_than_text_is_said_at_once(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_bytes(b'{"text": 5, "body": "a"}\n' * 3)
     assert run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl").statuses == {"invalid_text": 3}
