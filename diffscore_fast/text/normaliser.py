@@ -23,7 +23,8 @@ PROBE = "\u00c0\u00c9 \u00fc B\u4e2dc"  # letters that every setting changes
 def content_as_configured(folder: Path, model_type: str) -> str | None:
     """What tokenizer.json would say with the settings of tokenizer_config.json; None where the file holds as it is.
 
-    Only settings that tokenizer_config.json states count, and only for the classes of transformers that heed them.
+    They count for the classes of transformers that heed them, where tokenizer_config.json names such a class or states
+    a setting; those that it does not state have transformers' defaults then.
 
     Raises
     ------
@@ -39,15 +40,19 @@ def content_as_configured(folder: Path, model_type: str) -> str | None:
         tokenizer = Tokenizer.from_str(content)
     except Exception:  # no such file, or a damaged one: whoever needs it says so
         return None
-    if not isinstance(stated, dict) or not set(SETTINGS) & set(stated):
+    if not isinstance(stated, dict):
         return None
-    kind = stated.get("tokenizer_class")
-    if (str(kind).removesuffix("Fast") not in BERT_CLASSES) if kind else (model_type not in BERT_TYPES):
+    kind, states_some = stated.get("tokenizer_class"), bool(set(SETTINGS) & set(stated))
+    if (
+        not (kind or states_some) or (str(kind).removesuffix("Fast") not in BERT_CLASSES)
+        if kind
+        else (model_type not in BERT_TYPES)
+    ):
         return None
     is_bert = isinstance(stored, dict) and stored.get("type") == "BertNormalizer"
     wanted: dict[str, Any] = {}
     for name, (field, default) in SETTINGS.items():
-        wanted[field] = stated.get(name, stored.get(field, default) if is_bert else default)
+        wanted[field] = stated.get(name, default)
         if not isinstance(wanted[field], bool | None) or (wanted[field] is None and name != "strip_accents"):
             raise CheckpointError(
                 f"{folder}/tokenizer_config.json: {name} must be true or false, not {wanted[field]!r}"
@@ -57,7 +62,7 @@ def content_as_configured(folder: Path, model_type: str) -> str | None:
             return None
         return json.dumps({**json.loads(content), "normalizer": {**stored, **wanted}}, ensure_ascii=False)
     found = PROBE if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(PROBE)
-    if found != normalizers.BertNormalizer(**wanted).normalize_str(PROBE):
+    if states_some and found != normalizers.BertNormalizer(**wanted).normalize_str(PROBE):
         settings = ", ".join(f"{name} = {stated[name]!r}" for name in SETTINGS if name in stated)
         raise CheckpointError(f"{folder}: tokenizer_config.json has {settings}, and the normaliser of tokenizer.json "
                               "does something else; make the two files agree")  # fmt: skip
