@@ -43,11 +43,8 @@ def content_as_configured(folder: Path, model_type: str) -> str | None:
     if not isinstance(stated, dict):
         return None
     kind, states_some = stated.get("tokenizer_class"), bool(set(SETTINGS) & set(stated))
-    if (
-        not (kind or states_some) or (str(kind).removesuffix("Fast") not in BERT_CLASSES)
-        if kind
-        else (model_type not in BERT_TYPES)
-    ):
+    heeds_them = str(kind).removesuffix("Fast") in BERT_CLASSES if kind else states_some and model_type in BERT_TYPES
+    if not heeds_them:
         return None
     is_bert = isinstance(stored, dict) and stored.get("type") == "BertNormalizer"
     wanted: dict[str, Any] = {}
