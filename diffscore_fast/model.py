@@ -12,7 +12,7 @@ import torch
 
 from diffscore_fast import ops
 from diffscore_fast.arguments import checked_column, whole_number
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, check_name, load_model
 from diffscore_fast.backbones.network import Network
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import divide_memory
@@ -46,7 +46,8 @@ class ScoringModel:
         The model's default pattern if not given.
     device : str or torch.device
     dtype : torch.dtype, optional
-        bfloat16 where the processor multiplies it natively, else float32.
+        Of weights and hidden states. If not given, float32 on a CPU, whatever the processor, and the checkpoint's own
+        type on a GPU. bfloat16 is faster where the processor has units for it; see `load_model` for its price.
     memory : int, optional
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
         are sized to it. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
@@ -62,6 +63,7 @@ class ScoringModel:
                  device: str | torch.device = "cpu", dtype: torch.dtype | None = None,
                  memory: int | None = None, token_budget: int | None = None, cache_bytes: int | None = None,
                  implementation: str = "auto") -> None:  # fmt: skip
+        check_name(model)
         folder = Path(model) if str(model) not in EMBEDDED_MODELS and Path(model).is_dir() else None
         self._arguments: dict[str, Any] = {
             "model": folder.resolve() if folder is not None else model, "attention": attention, "device": device,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
-from diffscore_fast.cli.model import model_arguments
+from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
@@ -81,7 +81,8 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         run.abandon()
         raise
     kind = "exact" if config.exact else "lower bound, upper bound"
-    run.finish(totals.lines(z, config), bounds.signature(config), kind)
+    signature = bounds.signature(config)
+    run.finish(totals.lines(z, config) + faster_type(options, signature.dtype), signature, kind)
     return run.failed() > 0
 
 

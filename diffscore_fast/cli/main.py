@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from diffscore_fast.errors import DiffScoreError
+from diffscore_fast.errors import DiffScoreError, is_out_of_memory
 from diffscore_fast.io.dialect import QUOTINGS
 from diffscore_fast.io.files import FORMATS
 from diffscore_fast.version import __version__
@@ -74,8 +74,9 @@ def runs_model(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--device", default="cpu", show_default=True,
                      help="Where it runs: cpu, cuda or cuda:N (AMD's GPUs too); `diffscore info` lists what there is."),
         click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]),
-                     help="Type of weights and hidden states. Default: bfloat16 where the device multiplies it, else "
-                     "float32."),
+                     help="Type of weights and hidden states. Default: float32 on a CPU, whatever the processor; on a "
+                     "GPU the checkpoint's own. bfloat16 is 1.9 times as fast on a CPU with units for it, and moves "
+                     "scores by 0.002 to 0.004 nats per token (root mean square)."),
         click.option("--implementation", default="auto", show_default=True, metavar="NAME",
                      help="cpu, triton, flash_attn or reference: operations that have it run by it, the others by "
                      "auto."),
@@ -304,6 +305,14 @@ def _run(command: Callable[..., bool | None], *arguments: Any) -> None:
         sys.exit(128 + stopped.args[0])
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        with suppress(OSError):
+            click.echo(f"diffscore: memory ran out ({reason}); state less with --memory, use a smaller model, or leave "
+                       "very long rows out", err=True)  # fmt: skip
+        sys.exit(EXIT_UNUSABLE)
     sys.exit(EXIT_SOME_FAILED if failed else 0)
 
 

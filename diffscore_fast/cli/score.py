@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
-from diffscore_fast.cli.model import model_arguments
+from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, number
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
@@ -106,7 +106,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
         lines = [("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
                  ("median score", f"{np.median(values):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
-    run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
+    signature = scorer.signature(config)
+    lines += faster_type(options, signature.dtype)
+    run.finish(lines, signature, config.kind, shown if shown.row_count else None)
     heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
     if profile is not None:
         run.report(profile, options["profile_run"])
