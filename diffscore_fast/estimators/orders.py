@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import whole_number
+from diffscore_fast.arguments import MAX_STEPS, check_at_most, whole_number
 from diffscore_fast.engine.random import uniforms
 from diffscore_fast.errors import InputError
 
@@ -40,6 +40,8 @@ class Generation:
             object.__setattr__(self, "steps", whole_number("steps", self.steps))
         if self.steps is not None and self.steps < 1:
             raise InputError(f"steps must be at least 1, not {self.steps}")
+        if self.steps is not None:
+            check_at_most("steps", self.steps, MAX_STEPS)
         if self.step_probabilities is None:
             return
         chances = np.asarray(self.step_probabilities, dtype=np.float64)
