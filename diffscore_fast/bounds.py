@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, checked_seed, real_number, whole_number
+from diffscore_fast.arguments import (
+    MAX_ORDERS,
+    check_at_most,
+    checked_column,
+    checked_seed,
+    real_number,
+    whole_number,
+)
 from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.windows import Attention, Sequences
@@ -25,7 +32,16 @@ from diffscore_fast.estimators.trajectories import (
     cut_blocks,
 )
 from diffscore_fast.model import ScoringModel, portions, token_estimate
-from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
+from diffscore_fast.results import (
+    EMPTY_TEXT,
+    NON_FINITE_SCORE,
+    OK,
+    TOO_LONG,
+    BlockBounds,
+    BoundsSignature,
+    BoundsTable,
+    non_finite_message,
+)
 from diffscore_fast.text.checks import check_text
 
 Surrogate = Literal["self", "single", "autoregressive"] | Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -59,6 +75,9 @@ class BoundsConfig:
         object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("orders", "surrogate_orders"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+            check_at_most(name.replace("_", " "), getattr(self, name), MAX_ORDERS)
+        if self.folds is not None:
+            object.__setattr__(self, "folds", whole_number("folds", self.folds))
         if self.folds is not None and not (self.surrogate == "self" and self.cross_fitted):
             raise InputError("folds belong to the cross-fitted self surrogate")
         if self.orders < 1 or self.surrogate_orders < 1:
@@ -160,7 +179,7 @@ class LikelihoodBounds(ScoringModel):
             `any-order`: one token a step in uniform order. `parallel`: `steps` steps, each token's step drawn from
             `step_probabilities` (uniform if not given), independent.
         orders, surrogate_orders : int
-            K and M.
+            K and M, each at most 100,000.
         surrogate : {"self", "single", "autoregressive"} or callable
             psi: the mean of M other orders, one order, the same network at block size 1, or a function from token
             arrays to the log-probability of every token (an autoregressive model with the same tokenizer). Signatures
@@ -253,9 +272,22 @@ class LikelihoodBounds(ScoringModel):
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
         blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
         keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
-        values = self._evaluate(config, sequences, blocks, ids, keys, progress)
-        return BoundsTable.from_blocks(values, blocks.sequence, kept, status, messages, sequences.target_lengths,
-                                       keys, self.signature(config))  # fmt: skip
+        with np.errstate(invalid="ignore"):  # probabilities of 0 are named below
+            values = self._evaluate(config, sequences, blocks, ids, keys, progress)
+        # +inf above is a bound, of no use but true (a surrogate of probability 0); -inf below: the text has probability 0.
+        lower, upper = (np.bincount(blocks.sequence, weights=item, minlength=len(ids)).astype(np.float64)
+                        for item in (values.lower, values.upper))  # fmt: skip
+        good = np.isfinite(lower) & ~np.isnan(upper) & ~np.isneginf(upper)
+        for index in np.flatnonzero(~good):
+            status[kept[index]] = NON_FINITE_SCORE
+            worst = upper[index] if np.isfinite(lower[index]) else lower[index]
+            messages[kept[index]] = non_finite_message("log-likelihood", worst)
+        own = good[blocks.sequence]
+        return BoundsTable.from_blocks(
+            values.take(np.flatnonzero(own)), (np.cumsum(good) - 1)[blocks.sequence[own]],
+            [row for row, fine in zip(kept, good, strict=True) if fine], status, messages,
+            sequences.target_lengths[good], keys[good], self.signature(config),
+        )  # fmt: skip
 
     def _evaluate(self, config: BoundsConfig, sequences: Sequences, blocks: Blocks, ids: list[np.ndarray],
                   keys: np.ndarray, progress: Callable[[int], None] | None) -> BlockBounds:  # fmt: skip

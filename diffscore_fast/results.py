@@ -27,10 +27,12 @@ NO_ELIGIBLE_TOKENS = "no_eligible_tokens"
 TOO_LONG = "too_long"
 INVALID_TEXT = "invalid_text"
 INVALID_RECORD = "invalid_record"
+NON_FINITE_SCORE = "non_finite_score"  # the model gives a token probability 0, or no number
 
 SCORED = frozenset({OK, TRUNCATED_SOURCE, SKIPPED_REFERENCE})
 # A block's estimate hangs on one draw when the effective sample size falls below this.
 LEAST_EFFECTIVE_DRAWS = 2.0
+MAX_Z = 30.0  # beyond, a tail of the normal distribution is hardly a number
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,25 @@ class ScoreTable:
         tokens = [table.tokens for table in tables if table.tokens is not None]
         return replace(tables[0], **columns, tokens=TokenScores.join(tokens) if tokens else None)
 
+    def without_non_finite(self) -> ScoreTable:
+        """The table with status "non_finite_score", and no score, in rows whose score is infinite or no number."""
+        rows = [row for row, state in enumerate(self.status) if state in SCORED and not np.isfinite(self.scores[row])]
+        if not rows:
+            return self
+        columns = {name: getattr(self, name).copy() for name in _COLUMNS}
+        status, messages = list(self.status), list(self.messages)
+        for row in rows:
+            status[row], messages[row] = NON_FINITE_SCORE, non_finite_message("score", self.scores[row])
+        for column in columns.values():
+            column[rows] = np.nan if column.dtype == np.float64 else 0
+        tokens = self.tokens
+        if tokens is not None:
+            kept = np.ones(len(self), dtype=bool)
+            kept[rows] = False
+            own = tokens.take(np.flatnonzero(kept))
+            tokens = replace(own, offsets=offsets_of(np.diff(tokens.offsets) * kept))
+        return replace(self, **columns, status=status, messages=messages, tokens=tokens)
+
     def to_pandas(self) -> pandas.DataFrame:
         """A DataFrame with the columns score, stderr, tokens, status (needs pandas)."""
         import pandas
@@ -292,6 +313,12 @@ class BlockBounds:
     distinct_states: np.ndarray
     visited_states: np.ndarray
     comparators: dict[str, np.ndarray]
+
+    def take(self, chosen: np.ndarray) -> BlockBounds:
+        """The blocks at these indices, in that order."""
+        columns = {item.name: getattr(self, item.name) for item in fields(BlockBounds)}
+        comparators = {name: values[chosen] for name, values in columns.pop("comparators").items()}
+        return BlockBounds(**{name: values[chosen] for name, values in columns.items()}, comparators=comparators)
 
 
 @dataclass(frozen=True)
@@ -418,11 +445,20 @@ class BoundsTable:
         return replace(tables[0], **columns, blocks=BlockBounds(**blocks))  # type: ignore[arg-type]
 
 
+def non_finite_message(what: str, value: float) -> str:
+    """Why a row has no number although it was evaluated."""
+    if np.isnan(value):
+        return f"the {what} is not a number: the model returned NaN, or infinities that cancel"
+    return f"the {what} is {value}: the model gives a token of the text probability 0"
+
+
 def checked_z(z: Any) -> float:
     """The number of standard errors by which an interval is widened."""
     value = real_number("z", z)
     if not 0 <= value < np.inf:
         raise InputError(f"z must be a finite number of at least 0, not {z}")
+    if value > MAX_Z:
+        raise InputError(f"z must be at most {MAX_Z:g}, not {z}")
     return value
 
 

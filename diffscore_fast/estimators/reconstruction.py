@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import real_number, whole_number
+from diffscore_fast.arguments import MAX_DRAWS, check_at_most, real_number, whole_number
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
@@ -41,7 +41,7 @@ class ReconstructionConfig:
         Standard error to aim at, in the score's unit. A pilot of 5 replicates, which the estimate does not use, sets
         how many replicates of the design a row gets.
     max_draws : int
-        Most draws that a row may get for it.
+        Most draws that a row may get for it; itself at most 10,000.
     full_draws : int or "auto", optional
         J, for attention "corrected": draws of the design that are evaluated under `full` as well, a multiple of the
         replicates and at least 2. "auto" takes for each row the J with the least variance times cost, by the
@@ -77,6 +77,7 @@ class ReconstructionConfig:
     def _check_rounds(self) -> None:
         design = self.design
         object.__setattr__(self, "max_draws", whole_number("max draws", self.max_draws))
+        check_at_most("max draws", self.max_draws, MAX_DRAWS)
         if self.target_stderr is not None:
             object.__setattr__(self, "target_stderr", real_number("target stderr", self.target_stderr))
             if not (np.isfinite(self.target_stderr) and self.target_stderr > 0):
@@ -196,6 +197,8 @@ class MaskedReconstruction:
         self._has_pilot = config.target_stderr is not None or config.full_draws == "auto"
         self._phases: list[_Phase] = []
 
+    # A token of probability 0 makes its row's score -inf or NaN, which the caller names; numpy need not warn of it.
+    @np.errstate(invalid="ignore")
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
         """Rounds: the pilot's draws if there is one, then the estimate's; each followed by its corrections if any."""
         phase, part = divmod(len(observed), 2 if self._corrected else 1)
@@ -208,6 +211,7 @@ class MaskedReconstruction:
         return MaskPlan(draws.target, np.zeros_like(draws.target), draws.lengths, draws.masked,
                         attention=Attention("full") if part else None)  # fmt: skip
 
+    @np.errstate(invalid="ignore")
     def reduce(self, observed: list[Observation]) -> ReconstructionResult:
         phase, draws = self._phases[-1], self._phases[-1].draws
         values = self._values(phase, observed)
@@ -238,10 +242,12 @@ class MaskedReconstruction:
         if self._has_pilot:
             pilot = self._phases[0]
             scores = self._row_replicates(pilot, self._values(pilot, pilot_observed))
-            variance = scores.var(axis=1, ddof=1)
+            variance = _finite(scores.var(axis=1, ddof=1))
             if config.full_draws == "auto":
                 cheap = self._row_replicates(pilot, self._values(pilot, pilot_observed, corrected=False))
-                row_picks, variance = self._best_picks(cheap.var(axis=1, ddof=1), (scores - cheap).var(axis=1, ddof=1))
+                row_picks, variance = self._best_picks(
+                    _finite(cheap.var(axis=1, ddof=1)), _finite((scores - cheap).var(axis=1, ddof=1))
+                )
                 picks = row_picks[self._row_of]
             if config.target_stderr is not None:
                 # A variance s^2 estimated by f degrees of freedom is often too low: E[1/s^2] = f / (f - 2) / sigma^2.
@@ -311,7 +317,8 @@ class MaskedReconstruction:
         draws, width = phase.draws, int(phase.replicates.max(initial=1))
         if phase is self._phases[0] and self._has_pilot:
             width = PILOT_REPLICATES  # also where no target is sampled: no variance then, not an unknown one
-        scores = draws.weight * self._controlled_means(phase, values)
+        means = self._controlled_means(phase, values)
+        scores = np.multiply(draws.weight, means, where=draws.weight != 0, out=np.zeros(len(means)))
         if self._config.length_normalised:
             scores = scores / draws.lengths
         # bincount adds in order of occurrence: a sum does not depend on the neighbours.
@@ -359,6 +366,11 @@ class MaskedReconstruction:
         return means, np.bincount(token, minlength=total)
 
 
+def _finite(variance: np.ndarray) -> np.ndarray:
+    """0 in place of what is no number: a row of infinite scores needs no more draws than the least."""
+    return np.where(np.isfinite(variance), variance, 0.0)
+
+
 def _masks_at_most(lengths: np.ndarray, draws: np.ndarray | int) -> np.ndarray:
     """Whether a target's nonempty masks are no more than its draws, [S]."""
     return 2.0 ** np.minimum(lengths, 64) - 1.0 <= draws
@@ -375,7 +387,9 @@ def _profile(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
     levels = draws.level_weights.shape[1]
     cell = (draws.target[:, None] * levels + np.arange(levels)).ravel()
     weights = draws.level_weights.ravel()
-    totals = np.bincount(cell, weights=weights * np.repeat(means, levels), minlength=count * levels)
+    terms = np.repeat(means, levels)
+    terms = np.multiply(weights, terms, where=weights != 0, out=np.zeros(len(terms)))  # no part in it: be it infinite
+    totals = np.bincount(cell, weights=terms, minlength=count * levels)
     masses = np.bincount(cell, weights=weights, minlength=count * levels)
     profile = np.divide(totals, masses, out=np.full(count * levels, np.nan), where=masses > 0)
     return profile.reshape(count, levels)
