@@ -274,7 +274,7 @@ class LikelihoodBounds(ScoringModel):
         keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
         with np.errstate(invalid="ignore"):  # probabilities of 0 are named below
             values = self._evaluate(config, sequences, blocks, ids, keys, progress)
-        # +inf above is a bound, of no use but true (a surrogate of probability 0); -inf below: the text has probability 0.
+        # +inf above is a bound, of no use but true (a surrogate of probability 0); -inf below: the text has none.
         lower, upper = (np.bincount(blocks.sequence, weights=item, minlength=len(ids)).astype(np.float64)
                         for item in (values.lower, values.upper))  # fmt: skip
         good = np.isfinite(lower) & ~np.isnan(upper) & ~np.isneginf(upper)

@@ -32,7 +32,7 @@ from diffscore_fast.estimators.reconstruction import ReconstructionConfig
         (lambda: BoundsConfig(surrogate_orders=10**6), "surrogate orders must be at most 100,000"),
         (lambda: BoundsConfig(folds=10**9), "folds must be at least 2 and divide the 64"),
         (lambda: BoundsConfig(folds=2.5), "folds must be a whole number"),
-        (lambda: Generation(10**12), "steps must be at most 1,000,000,000"),
+        (lambda: Generation(10**16), "steps must be at most 1,000,000,000,000,000"),
         (lambda: check_resampling(10**9, 0.95), "resamples must be at most 1,000,000"),
     ],
 )
@@ -52,7 +52,7 @@ def test_the_largest_counts_are_taken():
         ("score", "--draws", "100000"), ("score", "--levels", "1000000000"), ("score", "--replicates", "100000"),
         ("score", "--max-draws", "1000000"), ("score", "--full-draws", "1000000"), ("compare", "--draws", "100000"),
         ("compare", "--resamples", "1000000000"), ("bound", "--orders", "1000000000"), ("bound", "--folds", "1000000"),
-        ("bound", "--surrogate-orders", "1000000000"), ("bound", "--steps", "1000000000000"), ("bound", "--z", "100"),
+        ("bound", "--surrogate-orders", "1000000000"), ("bound", "--steps", "1" + 16 * "0"), ("bound", "--z", "100"),
         ("calibrate", "--draws", "100000"), ("calibrate", "--rows", "1000000000"),
     ],
 )  # fmt: skip

@@ -19,6 +19,9 @@ from diffscore_fast.estimators.masks import MaskDesign
 EstimatorName = Literal["mean_logprob", "elbo", "weighted"]
 
 PILOT_REPLICATES = 5  # of the design, each with its number of draws
+# What the straight line of a profile leans to where few draws were made, in nats for a mask of all tokens, and how
+# firmly. It decides how much variance goes, never the expectation.
+PROFILE_SLOPE, PROFILE_RIDGE = -2.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ class ReconstructionResult:
         Draws, or masks enumerated, of the row (the most of its sequences), and how many of them, counted as often as
         they were picked, were evaluated under `full` to correct the others.
     profile : float64 [n, levels]
-        Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw.
+        Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw. Of
+        balanced draws in several replicates, an unbiased estimate of it, every level of which rests on all draws; in a single
+        replicate a weighted mean, which has a bias at the ends.
     token_log_probs : float64 [sum L]
         Mean log-prob of each token over the draws in which it was masked, by their share; NaN if in none.
     token_counts : int64 [sum L]
@@ -172,7 +177,8 @@ class MaskedReconstruction:
 
     A target whose 2^L - 1 masks are no more than its draws gets all of them, with their exact weights. The score of
     balanced draws in several replicates is that mean over draws less cross-fitted control variates (`controls`): the
-    same expectation with less variance. Profile and token scores are plain means.
+    same expectation with less variance. Their profile has a straight line as a control variate; token scores are plain
+    means.
 
     Parameters
     ----------
@@ -221,8 +227,7 @@ class MaskedReconstruction:
         token_log_probs, token_counts = self._token_scores(draws, values)
         return ReconstructionResult(
             scores, stderr, self._most_in_row(made), self._most_in_row(phase.replicates * phase.picks),
-            self._sum_in_row(_profile(draws, _means(draws, values), len(self._lengths))), token_log_probs,
-            token_counts,
+            self._sum_in_row(self._profile(phase, _means(draws, values))), token_log_probs, token_counts,
         )  # fmt: skip
 
     def _pilot(self) -> _Phase:
@@ -341,6 +346,17 @@ class MaskedReconstruction:
         means[several] += expectation - _means(chosen, control)
         return means
 
+    def _profile(self, phase: _Phase, means: np.ndarray) -> np.ndarray:
+        """Profile of each sequence, [S, levels]: see `_level_means`; of balanced replicates, `_unbiased_levels`."""
+        draws, count = phase.draws, len(self._lengths)
+        profile = _level_means(draws, means, count)
+        several = np.flatnonzero(~phase.enumerated & (phase.replicates[draws.target] > 1))
+        one_size = self._design.masking == "count" and self._design.ratios == "grid"  # in each level: equal weights
+        if self._design.balanced and not one_size and len(several):
+            targets = np.unique(draws.target[several])
+            profile[targets] = _unbiased_levels(draws.take(several), means[several], phase.replicates, targets)
+        return profile
+
     def _sum_in_row(self, values: np.ndarray) -> np.ndarray:
         """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""
         out = np.zeros((int(self._row_of.max(initial=-1)) + 1, values.shape[1]))
@@ -382,8 +398,52 @@ def _means(draws: MaskDraws, values: np.ndarray) -> np.ndarray:
     return sums / np.maximum(draws.counts, 1)
 
 
-def _profile(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
-    """Mean of the draws by level, [S, levels]; NaN where a level got no draw."""
+def _unbiased_levels(draws: MaskDraws, means: np.ndarray, replicates: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Profile of balanced draws in several replicates, [len(targets), levels], without bias.
+
+    A draw's weight w in a level is (chance of its size there) / (chance in the design): E[sum w m] / E[sum w] is the
+    level's mean. Dividing by the realised sum of w would be biased, and by the expected one alone noisy, since that sum
+    moves by a third. So the weights act on what a straight line in the mask ratio leaves,
+
+        profile = mean over replicates of [sum w (m - a - b x) + a E[sum w] + b E[sum w x]] / E[sum w],  x = |M| / L,
+
+    where a and b are fitted to the target's *other* replicates: given these, a fixed function, and so no bias.
+    """
+    # Units are replicates of targets; all have as many draws, and lie side by side.
+    own = replicates[targets]
+    per = len(draws.target) // int(own.sum())
+    of_target = np.repeat(np.arange(len(targets)), own)
+    x, m = (draws.counts / draws.lengths).reshape(-1, per), means.reshape(-1, per)
+    share = draws.share.reshape(-1, per) * per
+
+    def of_others(values: np.ndarray) -> np.ndarray:
+        """Sums over the target's other replicates of a sum over the draws of each."""
+        own_sums = values.sum(axis=1)
+        return np.bincount(of_target, weights=own_sums)[of_target] - own_sums
+
+    total = of_others(share)
+    mean_x, mean_m = of_others(share * x) / total, of_others(share * m) / total
+    spread = of_others(share * x**2) - total * mean_x**2
+    slope = of_others(share * x * m) - total * mean_x * mean_m
+    slope = (slope + PROFILE_RIDGE * PROFILE_SLOPE) / (np.maximum(spread, 0.0) + PROFILE_RIDGE)
+    line = mean_m - slope * mean_x
+    weights = draws.level_weights.reshape(len(x), per, -1)
+    left = m - line[:, None] - slope[:, None] * x
+    first = np.arange(len(x)) * per
+    mass, ratio = draws.level_mass[first], draws.level_ratio[first]
+    sums = np.einsum("ukl,uk->ul", weights, left) + slope[:, None] * ratio
+    levels = np.divide(sums, mass, out=np.full(mass.shape, np.nan), where=mass > 0) + line[:, None]
+    profile = np.zeros((len(targets), levels.shape[1]))
+    np.add.at(profile, of_target, levels / own[of_target, None])
+    return profile
+
+
+def _level_means(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
+    """Mean of the draws by level, [S, levels]; NaN where a level got no draw.
+
+    With exact weights (all masks, or a ratio a draw) it is the level's mean or has it as expectation; for a single
+    replicate of balanced draws it divides by the realised weight, which biases the ends.
+    """
     levels = draws.level_weights.shape[1]
     cell = (draws.target[:, None] * levels + np.arange(levels)).ravel()
     weights = draws.level_weights.ravel()
