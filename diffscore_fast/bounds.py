@@ -43,12 +43,16 @@ from diffscore_fast.results import (
     non_finite_message,
 )
 from diffscore_fast.text.checks import check_text
+from diffscore_fast.text.tokenizer import count_of
 
 Surrogate = Literal["self", "single", "autoregressive"] | Callable[[list[np.ndarray]], list[np.ndarray]]
 
 EXACT_LIMIT = 12  # block size; 4,095 states a block
 # States are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 17
+# An error from fewer independent draws (pairs, where orders are antithetic) is too uncertain to be trusted. Measured by
+# bench.few_orders.
+MIN_INDEPENDENT_DRAWS = 8
 TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
@@ -256,16 +260,18 @@ class LikelihoodBounds(ScoringModel):
                      progress: Callable[[int], None] | None) -> BoundsTable:  # fmt: skip
         checked = [check_text("text", text) for text in texts]
         status, messages = [item[0] for item in checked], [item[1] for item in checked]
-        encoded = self._tokenizer.encode([text for text, state in zip(texts, status, strict=True) if state == OK])
+        room = self._room("block", self.block_size)
+        encoded = self._tokenizer.encode_up_to(
+            [text for text, state in zip(texts, status, strict=True) if state == OK], room
+        )
         ids: list[np.ndarray] = []
         kept: list[int] = []
-        room = self._room("block", self.block_size)
         for row, item in zip([row for row, state in enumerate(status) if state == OK], encoded, strict=True):
             if len(item.ids) == 0:
                 status[row], messages[row] = EMPTY_TEXT, "the text has no tokens"
             elif len(item.ids) > room:
                 status[row] = TOO_LONG
-                messages[row] = f"the text has {len(item.ids)} tokens, the model takes {room}"
+                messages[row] = f"the text has {count_of(item)}, the model takes {room}"
             else:
                 ids.append(item.ids)
                 kept.append(row)
@@ -304,6 +310,7 @@ class LikelihoodBounds(ScoringModel):
             nothing = np.zeros(count)
             return BlockBounds(
                 **known, lower=exact, upper=exact, exact=exact, stderr_lower=nothing, stderr_upper=nothing,
+                degrees_of_freedom=np.full(count, np.inf), few_draws=np.zeros(count, dtype=bool),
                 autoregressive=autoregressive, effective_draws=unknown, distinct_states=lattice.num_states,
                 visited_states=lattice.num_states, comparators={},
             )  # fmt: skip
@@ -314,21 +321,8 @@ class LikelihoodBounds(ScoringModel):
             estimator = SampledOrders(part, keys, config.generation, config.draws, config.design)
             parts.append(self._runner.evaluate(estimator, sequences, attention, progress))
         result = OrderResult.join(parts, config.draws)
-        paired = config.design == "antithetic"
-        log_p = evidence.pair_means(result.log_p) if paired else result.log_p
-        split = config.num_surrogate // 2 if paired else config.num_surrogate
-        if config.uses_folds:
-            lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, config.num_folds)
-        elif split:
-            lower = evidence.log_mean_exp(log_p[:, split:])
-            psi = evidence.log_mean_exp(log_p[:, :split]).value
-            upper = evidence.tangent_upper(log_p[:, split:], psi, log_p[:, :split])
-        else:
-            lower = evidence.log_mean_exp(log_p)
-            psi = autoregressive
-            if callable(config.surrogate):
-                psi = _per_block(_called(config.surrogate, ids), blocks)
-            upper = evidence.tangent_upper(log_p, psi)
+        psi = _per_block(_called(config.surrogate, ids), blocks) if callable(config.surrogate) else autoregressive
+        found = sampled_bounds(config, result.log_p, blocks.lengths, psi)
         comparators = {}
         if config.comparators:
             comparators = {
@@ -337,10 +331,10 @@ class LikelihoodBounds(ScoringModel):
                 "is_vg_b": evidence.is_vg_b(result.log_p),
             }
         return BlockBounds(
-            **known, lower=lower.value, upper=upper.value, exact=unknown, stderr_lower=lower.stderr,
-            stderr_upper=upper.stderr, autoregressive=autoregressive,
-            effective_draws=evidence.effective_sample_size(log_p), distinct_states=result.distinct_states,
-            visited_states=result.visited_states, comparators=comparators,
+            **known, lower=found.lower.value, upper=found.upper.value, exact=unknown, stderr_lower=found.lower.stderr,
+            stderr_upper=found.upper.stderr, degrees_of_freedom=found.degrees_of_freedom, few_draws=found.few_draws,
+            autoregressive=autoregressive, effective_draws=found.effective_draws,
+            distinct_states=result.distinct_states, visited_states=result.visited_states, comparators=comparators,
         )  # fmt: skip
 
     def signature(self, config: BoundsConfig) -> BoundsSignature:
@@ -358,6 +352,48 @@ class LikelihoodBounds(ScoringModel):
             folds=config.num_folds if config.uses_folds else None, design=None if config.exact else config.design,
             seed=None if config.exact else config.seed,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SampledBounds:
+    """What the draws of B blocks give. See `BlockBounds` for the arrays."""
+
+    lower: evidence.Estimate
+    upper: evidence.Estimate
+    effective_draws: np.ndarray
+    degrees_of_freedom: np.ndarray
+    few_draws: np.ndarray
+
+
+def sampled_bounds(config: BoundsConfig, log_p: np.ndarray, lengths: np.ndarray, log_psi: np.ndarray) -> SampledBounds:
+    """Both bounds from log p(x | z) of all draws [B, K + M], of blocks of these lengths [B].
+
+    `log_psi` [B] is read where the surrogate is another model.
+    """
+    paired = config.design == "antithetic"
+    log_p = evidence.pair_means(log_p) if paired else log_p
+    split = config.num_surrogate // 2 if paired else config.num_surrogate
+    independent = log_p.shape[1]  # draws, or pairs, that each error is made of; the fewer of its two parts
+    if config.uses_folds:
+        lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, config.num_folds)
+    elif split:
+        lower = evidence.log_mean_exp(log_p[:, split:])
+        psi = evidence.log_mean_exp(log_p[:, :split]).value
+        upper = evidence.tangent_upper(log_p[:, split:], psi, log_p[:, :split])
+        independent = min(independent - split, split if split > 1 else independent)
+    else:
+        lower, upper = evidence.log_mean_exp(log_p), evidence.tangent_upper(log_p, log_psi)
+    # Draws that cannot differ have no error: one token, one step, a pair that holds both orders of two tokens.
+    varied = lengths > (2 if paired and config.generation.steps is None else 1)
+    if config.generation.num_possible_steps == 1:
+        varied = np.zeros_like(varied)
+    alike = (log_p == log_p[:, :1]).all(axis=1) & (independent < 2 * MIN_INDEPENDENT_DRAWS)
+    few = varied & ((independent < MIN_INDEPENDENT_DRAWS) | alike)
+    # Few draws that happen to be one and the same do not show an error of 0: they show none.
+    lower, upper = (evidence.Estimate(item.value, np.where(varied & alike, np.nan, item.stderr))
+                    for item in (lower, upper))  # fmt: skip
+    degrees = np.where(varied, independent - 1.0, np.inf)
+    return SampledBounds(lower, upper, evidence.effective_sample_size(log_p), degrees, few)
 
 
 def _surrogate_name(surrogate: Callable[..., Any]) -> str:

@@ -184,7 +184,13 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--folds", type=int, help="Folds of the cross-fitting; every draw by itself if not given.")
 @click.option("--order-design", type=click.Choice(["independent", "antithetic"]), default="independent",
               show_default=True, help="antithetic pairs each order with its reverse.")  # fmt: skip
-@click.option("--z", default=3.0, show_default=True, help="Standard errors by which intervals are widened.")
+@click.option(
+    "--z",
+    default=3.0,
+    show_default=True,
+    help="Standard errors by which intervals are widened, at most 30; with few orders Student's t "
+    "quantile that is exceeded as rarely.",
+)
 @click.option("--seed", default=0, show_default=True, help="Orders follow from the seed and the text's tokens alone.")
 @click.option("--autoregressive/--no-autoregressive", default=True, show_default=True,
               help="Also the log-likelihood of the same network at block size 1.")  # fmt: skip

@@ -35,6 +35,12 @@ class Generation:
     steps: int | None = None
     step_probabilities: tuple[float, ...] | None = None
 
+    @property
+    def num_possible_steps(self) -> int | None:
+        """Steps that a token may be predicted in; None for any-order."""
+        chances = self.step_probabilities
+        return self.steps if chances is None else sum(chance > 0 for chance in chances)
+
     def __post_init__(self) -> None:
         if self.steps is not None:
             object.__setattr__(self, "steps", whole_number("steps", self.steps))

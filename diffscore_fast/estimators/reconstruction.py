@@ -127,8 +127,8 @@ class ReconstructionResult:
         they were picked, were evaluated under `full` to correct the others.
     profile : float64 [n, levels]
         Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw. Of
-        balanced draws in several replicates, an unbiased estimate of it, every level of which rests on all draws; in a single
-        replicate a weighted mean, which has a bias at the ends.
+        balanced draws in several replicates, an unbiased estimate of it, every level of which rests on all draws; in
+        a single replicate a weighted mean, which has a bias at the ends.
     token_log_probs : float64 [sum L]
         Mean log-prob of each token over the draws in which it was masked, by their share; NaN if in none.
     token_counts : int64 [sum L]
