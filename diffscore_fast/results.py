@@ -547,6 +547,6 @@ def widened_perplexity(values: np.ndarray, stderr: np.ndarray, degrees: np.ndarr
     return float(np.exp(-_widened(values.sum(), np.sqrt((errors**2).sum()), width) / tokens))
 
 
-def _widened(value: Any, stderr: Any, widths: float) -> Any:
+def _widened(value: Any, stderr: Any, widths: Any) -> Any:
     """value + widths stderr; an infinite value has no error to add."""
     return np.where(np.isinf(value), value, value + widths * stderr)

@@ -23,6 +23,12 @@ _BORDER = re.compile(r"[^\W\d_](?= [^\W\d_])")
 _WINDOW = 1 << 12  # characters in which a border is looked for
 # Normalisers that change a text character by character, or join only what a space does not part.
 _LOCAL_NORMALIZERS = ("BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Prepend")
+# Patterns of Qwen 2 and of GPT-4 (Llama 3): every alternative that takes a space before letters begins with it.
+_PARTING_PATTERNS = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for numbers in (r"\p{N}", r"\p{N}{1,3}")
+)  # fmt: skip
 # Pre-tokenisers that part a text at such a border, whatever stands around it.
 _PARTING = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 
@@ -225,7 +231,7 @@ class TextTokenizer:
 def _parts_at_borders(stored: dict[str, Any]) -> bool:
     """Whether a tokenizer.json certainly parts every text at a space between two letters.
 
-    True for what is known to: WordPiece as BERT has it, and BPE over the pieces of GPT-2's pattern.
+    True for what is known to: WordPiece as BERT has it, BPE over the pieces of GPT-2's, GPT-4's or Qwen 2's pattern.
     """
     normalizers = _members(stored.get("normalizer"), "normalizers")
     if any(item.get("type") not in _LOCAL_NORMALIZERS for item in normalizers):
@@ -233,7 +239,14 @@ def _parts_at_borders(stored: dict[str, Any]) -> bool:
     if any(re.search(r"\s", token["content"]) for token in stored.get("added_tokens") or ()):
         return False  # an added token could lie across the border
     return any(
-        item.get("type") in _PARTING or (item.get("type") == "ByteLevel" and item.get("use_regex", True))
+        item.get("type") in _PARTING
+        or (item.get("type") == "ByteLevel" and item.get("use_regex", True))
+        or (
+            item.get("type") == "Split"
+            and (item.get("pattern") or {}).get("Regex") in _PARTING_PATTERNS
+            and item.get("behavior") == "Isolated"
+            and not item.get("invert")
+        )
         for item in _members(stored.get("pre_tokenizer"), "pretokenizers")[:1]
     )
 

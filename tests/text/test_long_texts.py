@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.load import EMBEDDED_MODELS
-from diffscore_fast.text.tokenizer import TextTokenizer
+from diffscore_fast.text.tokenizer import _PARTING_PATTERNS, TextTokenizer
 
 MOST = 60
 WORDS = [
@@ -39,26 +39,38 @@ def mini():
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory):
     """Byte-level BPE as GPT-2 has it, whose vocabulary joins a space to the letter behind it."""
+    return made(tmp_path_factory, pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """The same with Qwen 2's pattern."""
+    split = pre_tokenizers.Split(Regex(_PARTING_PATTERNS[0]), "isolated")
+    return made(tmp_path_factory, pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)]))
+
+
+def made(tmp_path_factory, parts) -> TextTokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*letters, "Ġc", "Ġca", "at", "<mask>"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "c"), ("Ġc", "a"), ("a", "t")]))
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = parts
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     path.write_text(tokenizer.to_str())
     return TextTokenizer(path, "<mask>", None)
 
 
 def hostile_text(seed: int) -> str:
-    generator = np.random.default_rng(seed)
-    count = int(generator.integers(1, 400))
-    pieces = [generator.choice(WORDS) + generator.choice(GAPS, p=[0.6] + [0.4 / 7] * 7) for _ in range(count)]
+    generator = random.Random(seed)
+    count = generator.randrange(1, 400)
+    gaps = generator.choices(GAPS, [10] + [1] * 7, k=count)
+    pieces = [word + gap for word, gap in zip(generator.choices(WORDS, k=count), gaps, strict=True)]
     if seed % 4 == 0:  # many characters, few tokens
         pieces[len(pieces) // 2 : len(pieces) // 2] = [" " * 3000, "q" * 3000]
-    return "".join(map(str, pieces))
+    return "".join(pieces)
 
 
-@pytest.mark.parametrize("name", ["mini", "byte_level"])
+@pytest.mark.parametrize("name", ["mini", "byte_level", "qwen"])
 def test_a_beginning_has_the_tokens_of_the_whole_and_only_a_long_text_has_one(request, name):
     tokenizer = request.getfixturevalue(name)
     assert tokenizer._parts_at_borders
