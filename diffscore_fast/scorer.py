@@ -322,7 +322,7 @@ class DiffScorer(ScoringModel):
             result = self._reconstruct(contexts, targets, config, progress)
             if config.token_scores:
                 tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
-        return ScoreTable(
+        table = ScoreTable(
             scores=spread(result.scores, scored, count),
             stderr=spread(result.stderr, scored, count),
             num_tokens=spread(num_tokens, scored, count, fill=0),
@@ -337,6 +337,7 @@ class DiffScorer(ScoringModel):
             signature=self.signature(config),
             tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
         )
+        return table.without_non_finite()
 
     def signature(self, config: ScoreConfig) -> Signature:
         """What scores under this configuration depend on beside the row."""

@@ -17,8 +17,8 @@ from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, BoundsTable, checked_z, widened_perplexity
 
 RESAMPLES = 400
-TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
-          "visited_states")  # fmt: skip
+TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "degrees_lower", "degrees_upper",
+          "autoregressive", "distinct_states", "visited_states")  # fmt: skip
 EXACT_BY_DEFAULT = 8  # largest block size whose lattice costs about as much as sampled orders (255 states a block)
 
 
@@ -101,9 +101,18 @@ class _Totals:
         self._unreliable += bool(table.unreliable[row])
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
-        tokens, lower, upper, error_lower, error_upper, autoregressive, distinct, visited = (
-            np.array(self._columns[name]) for name in TOTALS
-        )
+        (
+            tokens,
+            lower,
+            upper,
+            error_lower,
+            error_upper,
+            freedom_lower,
+            freedom_upper,
+            autoregressive,
+            distinct,
+            visited,
+        ) = (np.array(self._columns[name]) for name in TOTALS)
         if not len(tokens):
             return []
         total = tokens.sum()
@@ -112,8 +121,9 @@ class _Totals:
             return f"{np.exp(-value / total):.3f}"
 
         keys = np.array(self._keys)
-        low, high = (f"{widened_perplexity(values, errors, keys, total, widths):.3f}"
-                     for values, errors, widths in ((upper, error_upper, z), (lower, error_lower, -z)))  # fmt: skip
+        low, high = (f"{widened_perplexity(values, errors, freedom, keys, total, side):.3f}"
+                     for values, errors, freedom, side in ((upper, error_upper, freedom_upper, z),
+                                                           (lower, error_lower, freedom_lower, -z)))  # fmt: skip
         lines = [("tokens", f"{int(total):,}")]
         if config.exact:
             lines.append(("perplexity", perplexity(lower.sum())))
@@ -132,6 +142,7 @@ class _Totals:
             lines.append(("autoregressive perplexity", perplexity(autoregressive.sum())))
         lines.append(("states evaluated", f"{int(distinct.sum()):,} of {int(visited.sum()):,}"))
         if self._unreliable:
-            lines.append(("warning", f"in {self._unreliable} texts one draw holds most of a block's weight; "
-                          "more orders, or exact, are needed"))  # fmt: skip
+            lines.append(("warning", f"in {self._unreliable} texts a block has too few independent draws for an error "
+                          "of its own, or one draw holds most of its weight; more orders, or exact, are "
+                          "needed"))  # fmt: skip
         return lines

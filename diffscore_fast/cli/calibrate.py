@@ -8,10 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from diffscore_fast.arguments import MAX_SAMPLED_ROWS, check_at_most
 from diffscore_fast.calibration import calibrate
 from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.errors import InputError
+from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.io.files import RowReader, open_reader
 from diffscore_fast.results import InvalidRecord
 from diffscore_fast.scorer import DiffScorer
@@ -26,6 +28,8 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
         If the file or the model cannot be used, or no row can be scored.
     """
     columns = options["source_column"], options["candidate_column"]
+    MaskDesign(options["draws"], coupling="independent")  # refuses what cannot be, before anything is read
+    check_at_most("--rows", options["rows"], MAX_SAMPLED_ROWS)
     dialect = dialect_options(options)
     reader = open_reader(input_path, options["input_format"], dialect)
     dialect.check_used(reader.format)

@@ -104,8 +104,10 @@ def main() -> None:
               help="S(c), S(c|s), S(s|c), alpha S(c|s) + (1 - alpha) S(s|c), or S(c|s) - S(c).")  # fmt: skip
 @click.option("--alpha", default=0.5, show_default=True, help="Weight of S(c|s) in bidirectional.")
 @click.option("--draws", default=8, show_default=True, help="K, mask draws a text; an independent grid makes 18 of 20. "
-              "A text with no more than K masks is scored by all of them.")  # fmt: skip
-@click.option("--levels", default=10, show_default=True, help="Mask-ratio levels of the grid and the profile.")
+              "A text with no more than K masks is scored by all of them. At most 10,000.")  # fmt: skip
+@click.option(
+    "--levels", default=10, show_default=True, help="Mask-ratio levels of the grid and the profile; at most 1,000."
+)
 @click.option("--mask-ratios", type=click.Choice(["grid", "stratified", "uniform"]), default="grid", show_default=True,
               help="How the draws choose their mask ratios.")  # fmt: skip
 @click.option("--masking", type=click.Choice(["bernoulli", "count"]), default="bernoulli", show_default=True,
@@ -192,7 +194,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
               help="auto: exact up to block size 8, unless an option of sampling is given.")  # fmt: skip
 @click.option("--steps", type=int, help="Parallel generation in that many steps; any-order if not given.")
 @click.option("--step-probabilities", help="Comma-separated chances of a token's step; uniform if not given.")
-@click.option("--orders", default=32, show_default=True, help="K, sampled orders.")
+@click.option("--orders", default=32, show_default=True, help="K, sampled orders; at most 100,000.")
 @click.option("--surrogate-orders", default=32, show_default=True, help="M, orders of the self surrogate.")
 @click.option("--surrogate", type=click.Choice(["self", "single", "autoregressive"]), default="self",
               show_default=True, help="What the tangent is laid at.")  # fmt: skip
@@ -200,7 +202,13 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--folds", type=int, help="Folds of the cross-fitting; every draw by itself if not given.")
 @click.option("--order-design", type=click.Choice(["independent", "antithetic"]), default="independent",
               show_default=True, help="antithetic pairs each order with its reverse.")  # fmt: skip
-@click.option("--z", default=3.0, show_default=True, help="Standard errors by which intervals are widened.")
+@click.option(
+    "--z",
+    default=3.0,
+    show_default=True,
+    help="Standard errors by which intervals are widened, at most 30; with few orders Student's t "
+    "quantile that is exceeded as rarely.",
+)
 @click.option("--seed", default=0, show_default=True, help="Orders follow from the seed and the text's tokens alone.")
 @click.option("--autoregressive/--no-autoregressive", default=True, show_default=True,
               help="Also the log-likelihood of the same network at block size 1.")  # fmt: skip
