@@ -7,10 +7,10 @@ from importlib import metadata
 from itertools import takewhile
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast import ops
+from diffscore_fast.cli.console import Console
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
 from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set

@@ -14,10 +14,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.terminal import in_words
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader, open_writer
@@ -149,8 +150,8 @@ class FileRun:
                 bar.update(task, completed=position)
         self._writer.finish()
 
-    def report(self, profile: RunProfile, path: str) -> None:
-        """Print where the time went, and write it as a Chrome trace."""
+    def report(self, profile: RunProfile) -> None:
+        """Print where the time went."""
         table = Table(title="time by stage")
         for name in ("stage", "calls", "seconds", "share"):
             table.add_column(name, justify="left" if name == "stage" else "right")
@@ -158,7 +159,6 @@ class FileRun:
             share = seconds / profile.wall_seconds
             table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
         self.errors.print(table)
-        profile.write_trace(path)
 
     @property
     def rows_before(self) -> int:
@@ -186,8 +186,11 @@ class FileRun:
             Path(beside).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         try:
             self._print_summary(lines, signature, first)
-        except OSError as error:  # a closed pipe, a full disk: the rows are where they belong
-            self.errors.print(f"the summary could not be printed: {error}", highlight=False, markup=False)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the rows are where they belong
+            message = f"the summary could not be printed: {in_words(error)}"
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
                        first: Table | None) -> None:  # fmt: skip
