@@ -10,9 +10,9 @@ import torch
 from rich.table import Table
 
 from diffscore_fast import ops
-from diffscore_fast.cli.console import Console
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
 from diffscore_fast.backbones.spec import WholeBackbone
+from diffscore_fast.cli.console import Console
 from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set
 from diffscore_fast.version import __version__
 

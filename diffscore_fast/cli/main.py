@@ -131,14 +131,15 @@ def main() -> None:
     "--show", default=0, type=click.IntRange(0), metavar="N", help="Print the first N rows with their scores."
 )
 @click.option("--profile-run", metavar="FILE.json", help="Print where the time goes, and write it as a Chrome trace.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--quiet", is_flag=True, help="No progress (a bar, or a line every half minute) and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT and write it with its score to OUTPUT.
 
-    Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. Rows keep their order
-    and all their fields; score, stderr, tokens and status are added. Exit code 0: every row scored, or skipped by
-    policy; 3: some rows failed; 2: wrong usage, or a file or model that cannot be used; 128 + n: stopped by
-    signal n, 141 where the reader of a pipe closed it. Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
+    Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. A .json file may hold
+    one array of objects; the output is JSON Lines then. Rows keep their order and all their fields; score, stderr,
+    tokens and status are added. Exit code 0: every row scored, or skipped by policy; 3: some rows failed; 2: wrong
+    usage, or a file or model that cannot be used; 128 + n: stopped by signal n; 141: the reader of a pipe closed it.
+    Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
     """
     from diffscore_fast.cli.score import run_score
 
@@ -190,7 +191,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
 @click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--quiet", is_flag=True, help="No progress (a bar, or a line every half minute) and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Bracket the log-likelihood of every text of INPUT (files as for `score`) under a block model.
 

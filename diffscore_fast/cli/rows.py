@@ -28,6 +28,7 @@ from diffscore_fast.io.output import partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
 
+PROGRESS_SECONDS = 30.0
 RECORDS_LOOKED_AT = 100  # for column names, before the model is loaded
 
 
@@ -48,6 +49,8 @@ class FileRun:
         If None, by the files' names.
     resume : bool
         Go on behind the rows that a stopped run has left.
+    progress_seconds : float
+        Without a terminal a line on stderr says this often how far the run is, unless `quiet`.
 
     Raises
     ------
@@ -57,7 +60,8 @@ class FileRun:
 
     def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
                  prefix: str, quiet: bool, input_format: FileFormat | None = None,
-                 output_format: FileFormat | None = None, resume: bool = False) -> None:  # fmt: skip
+                 output_format: FileFormat | None = None, resume: bool = False,
+                 progress_seconds: float = PROGRESS_SECONDS) -> None:  # fmt: skip
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -66,7 +70,8 @@ class FileRun:
         self._added = set(self._names.values())
         self._quiet = quiet
         self._written = self._kept = 0  # rows that are in the file; rows that an earlier run left there
-        self._started = time.perf_counter()
+        self._started = self._told = time.perf_counter()
+        self._progress_seconds = progress_seconds
         self._reader = open_reader(input_path, input_format)
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
@@ -130,6 +135,7 @@ class FileRun:
             def advance(tokens: int) -> None:
                 self.evaluated += tokens
                 bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
+                self._tell(position)
 
             for table in batches(rows(), advance):
                 with stage("write"):
@@ -148,7 +154,21 @@ class FileRun:
                     if self._journal is not None:
                         self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=position)
+                self._tell(position)
         self._writer.finish()
+
+    def _tell(self, position: int) -> None:
+        """A line on stderr every half minute, where no bar moves."""
+        now = time.perf_counter()
+        if self._quiet or self.errors.is_terminal or now - self._told < self._progress_seconds:
+            return
+        self._told = now
+        size = self._reader.size
+        share = f"{100 * position / size:.0f} % of the input, " if size else ""
+        rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
+        message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
+        with suppress(OSError):  # nobody reads it: the rows are what counts
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def report(self, profile: RunProfile) -> None:
         """Print where the time went."""

@@ -64,7 +64,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
-        return scorer.score_batches(pairs, config, progress)
+        return scorer.score_batches(pairs, config, progress, by_time=True)
 
     def fields(record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
         nonlocal tokens

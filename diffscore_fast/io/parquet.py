@@ -112,7 +112,7 @@ class ParquetReader:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if not _is_valid(column):
                 for index in range(len(column)):
-                    if index not in found and not _is_valid(column.slice(index, 1)):
+                    if index not in found and not _is_valid(_one(column, index)):
                         found[index] = name
         return found
 
@@ -264,6 +264,14 @@ def _is_valid(values: pyarrow.RecordBatch | pyarrow.Array) -> bool:
     return True
 
 
+def _one(values: pyarrow.Array, index: int) -> pyarrow.Array:
+    """A value alone; a slice of lists would be checked with the values of all of them."""
+    try:
+        return values.take(pyarrow.array([index]))
+    except pyarrow.ArrowException:
+        return values.slice(index, 1)
+
+
 def _repaired(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """The batch with valid strings throughout: U+FFFD for bytes that are no UTF-8.
 
@@ -293,7 +301,7 @@ def _without_damaged(values: pyarrow.Array, field: pyarrow.Field) -> pyarrow.Arr
     empty = pyarrow.nulls(1, kind)
     if not field.nullable:
         empty = pyarrow.array([{} if types.is_struct(kind) else []], kind)
-    single = (values.slice(index, 1) for index in range(len(values)))
+    single = (_one(values, index) for index in range(len(values)))
     return pyarrow.concat_arrays([item if _is_valid(item) else empty for item in single])
 
 

@@ -13,13 +13,11 @@ ROW = {"source": "The cat sat on the mat.", "candidate": "A cat “sat” – th
 COMMAND = f"{sys.executable} -m diffscore_fast.cli.main"
 SCORE = "score in.jsonl --draws 1"
 COMMANDS = {
-    "help": "--help", "help of a command": "score --help", "version": "--version", "info": "info",
-    "rows": f"{SCORE} -o - --quiet", "rows in gzip": f"{SCORE} -o - --quiet --output-format csv",
-    "rows in Parquet": f"{SCORE} -o - --quiet --output-format parquet", "summary": f"{SCORE} -o out.jsonl",
+    "help": "--help", "help of a command": "score --help", "info": "info",
+    "rows": f"{SCORE} -o - --quiet", "rows in Parquet": f"{SCORE} -o - --quiet --output-format parquet",
     "heat map": f"{SCORE} -o out.jsonl --heatmap -", "a pipe's own name": f"{SCORE} -o /dev/stdout --quiet",
-    "bound": "bound in.jsonl -o - --block-size 2 --text-column candidate --quiet",
+    "bounds": "bound in.jsonl -o - --block-size 2 --text-column candidate --quiet",
     "compare": "compare in.jsonl --candidate-columns candidate other --draws 1 --resamples 20",
-    "compare for programs": "compare in.jsonl --candidate-columns candidate other --draws 1 --resamples 20 --json",
     "calibrate": "calibrate in.jsonl --draws 2",
 }  # fmt: skip
 
@@ -54,7 +52,7 @@ def test_an_error_message_may_meet_a_closed_pipe_too(tmp_path, arguments):
     assert done.returncode in (2, 141) and done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["help", "info", "rows", "rows in Parquet", "compare", "calibrate"])
+@pytest.mark.parametrize("name", ["help", "rows", "compare"])
 def test_a_full_disk_is_said_in_words(tmp_path, name):
     done = shell(tmp_path, f"{COMMAND} {COMMANDS[name]} > /dev/full")
     assert done.returncode == 2 and "the disk is full (No space left on device); make room" in done.stderr
@@ -62,14 +60,15 @@ def test_a_full_disk_is_said_in_words(tmp_path, name):
 
 
 def test_a_full_disk_under_the_output_is_said_with_its_name(tmp_path):
-    for name in ("jsonl", "csv", "parquet"):
+    for name in ("jsonl", "parquet"):
         done = shell(tmp_path, f"{COMMAND} {SCORE} -o /dev/full --output-format {name} --quiet")
         assert done.returncode == 2 and "cannot write /dev/full: the disk is full" in done.stderr, done.stderr
         assert done.stderr.count("\n") <= 2 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-@pytest.mark.parametrize("name", ["heat map", "compare", "calibrate", "info"])
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("ascii", "heat map"), ("latin-1", "heat map"), ("ascii", "compare"), ("ascii", "info")]
+)
 def test_characters_that_a_terminal_lacks_are_replaced(tmp_path, encoding, name):
     arguments = COMMANDS[name] + (" --show 1" if name == "heat map" else "")
     done = shell(tmp_path, f"{COMMAND} {arguments}", PYTHONIOENCODING=encoding)
@@ -79,8 +78,8 @@ def test_characters_that_a_terminal_lacks_are_replaced(tmp_path, encoding, name)
 
 
 def test_messages_reach_a_terminal_of_ascii(tmp_path):
-    for encoding in ("ascii", "latin-1"):
-        done = shell(tmp_path, f"{COMMAND} score “none”.jsonl -o -", PYTHONIOENCODING=encoding)
-        assert done.returncode == 2 and "No such file" in done.stderr and "Traceback" not in done.stderr
-    done = shell(tmp_path, f"{COMMAND} {SCORE} -o – --heatmap - --show 1", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    done = shell(tmp_path, f"{COMMAND} score “none”.jsonl -o -", PYTHONIOENCODING="ascii")
+    assert done.returncode == 2 and "No such file" in done.stderr and "Traceback" not in done.stderr
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = shell(tmp_path, f"{COMMAND} {SCORE} -o out.jsonl --heatmap - --show 1", **plain)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from diffscore_fast.cli.terminal import in_words
-from diffscore_fast.io import journal, output
+from diffscore_fast.io import journal
+from diffscore_fast.io.jsonl import JsonlWriter
 from tests.support.rows import run_lengths
 
 
@@ -27,12 +28,10 @@ def test_a_disk_that_fills_up_names_the_file_and_keeps_the_rows(tmp_path, monkey
 
         return write
 
-    target = output.RowWriter, "flush"
     if where == "rows":
-        monkeypatch.setattr("diffscore_fast.io.jsonl.JsonlWriter._write", full(output_write()))
+        monkeypatch.setattr(JsonlWriter, "_write", full(JsonlWriter._write))
     else:
         monkeypatch.setattr(journal.Journal, "save", full(journal.Journal.save))
-    assert target
     with pytest.raises(OSError) as caught:
         run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert words in in_words(caught.value) and "make room" in in_words(caught.value)
@@ -40,12 +39,6 @@ def test_a_disk_that_fills_up_names_the_file_and_keeps_the_rows(tmp_path, monkey
         assert in_words(caught.value).startswith(f"cannot write {tmp_path / 'out.jsonl'}: ")
         assert (tmp_path / "out.jsonl.partial").read_text().count("\n") == 2
     assert "2 finished rows are in" in capfd.readouterr().err
-
-
-def output_write():
-    from diffscore_fast.io.jsonl import JsonlWriter
-
-    return JsonlWriter._write
 
 
 def test_other_errors_keep_the_systems_words():
