@@ -13,10 +13,9 @@ ROW = {"source": "The cat sat on the mat.", "candidate": "A cat “sat” – th
 COMMAND = f"{sys.executable} -m diffscore_fast.cli.main"
 SCORE = "score in.jsonl --draws 1"
 COMMANDS = {
-    "help": "--help", "help of a command": "score --help", "info": "info",
-    "rows": f"{SCORE} -o - --quiet", "rows in Parquet": f"{SCORE} -o - --quiet --output-format parquet",
-    "heat map": f"{SCORE} -o out.jsonl --heatmap -", "a pipe's own name": f"{SCORE} -o /dev/stdout --quiet",
-    "bounds": "bound in.jsonl -o - --block-size 2 --text-column candidate --quiet",
+    "help": "score --help", "info": "info", "rows": f"{SCORE} -o - --quiet",
+    "heat map": f"{SCORE} -o out.jsonl --heatmap -",
+    "bounds": "bound in.jsonl -o - --block-size 4 --text-column candidate --quiet",
     "compare": "compare in.jsonl --candidate-columns candidate other --draws 1 --resamples 20",
     "calibrate": "calibrate in.jsonl --draws 2",
 }  # fmt: skip
@@ -24,7 +23,7 @@ COMMANDS = {
 
 def shell(folder, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "in.jsonl").write_text(json.dumps(ROW) + "\n")
-    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=120,
+    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
 
 
@@ -52,7 +51,7 @@ def test_an_error_message_may_meet_a_closed_pipe_too(tmp_path, arguments):
     assert done.returncode in (2, 141) and done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["help", "rows", "compare"])
+@pytest.mark.parametrize("name", ["help", "rows"])
 def test_a_full_disk_is_said_in_words(tmp_path, name):
     done = shell(tmp_path, f"{COMMAND} {COMMANDS[name]} > /dev/full")
     assert done.returncode == 2 and "the disk is full (No space left on device); make room" in done.stderr

@@ -29,7 +29,8 @@ TEXTS = [
 VALUES = ["null", "true", "-0", "1e999", "NaN", "-Infinity", "9" * 4000, "[]", "{}", '[{"a": [1, {"b": "]}"}]}]']
 BROKEN = [
     b"{", b"}", b"nope", b'{"text": "a"', b'{"text": "a}', b'{"text" "a"}', b'{"text": "\xff"}', b"[1, 2]", b"7",
-    b'"\\', b'{"a": 1, "a": 2}', b"[" * 2000, b'{"x": ' + b"[" * 990 + b"]" * 990 + b"}", b"\0", b"\xff\xfe{", b"'text'",
+    b'"\\', b'{"a": 1, "a": 2}', b"[" * 2000, b'{"x": ' + b"[" * 990 + b"]" * 990 + b"}", b"\0",
+    b"\xff\xfe{", b"'text'",
     b'{"text": "a"} x', b'{"text": "\x01"}', b'{"text": +1}', b"\xef\xbb\xbf{}",
 ]  # fmt: skip
 ENDS = [b"\n", b"\r\n", b"\n\n", b" \n\t\n"]
