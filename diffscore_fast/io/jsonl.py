@@ -111,6 +111,9 @@ class JsonNumber(Number):
     def __str__(self) -> str:
         return self.text
 
+    def __hash__(self) -> int:
+        return hash(self.text)
+
 
 class JsonlRecord(Record):
     """A line of JSON Lines."""

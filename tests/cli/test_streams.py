@@ -23,8 +23,9 @@ COMMANDS = {
 
 def shell(folder, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "in.jsonl").write_text(json.dumps(ROW) + "\n")
-    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, errors="replace",
+                          timeout=300, env=settings)  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
