@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from diffscore_fast.cli.console import Console
-from diffscore_fast.cli.terminal import in_words
+from diffscore_fast.cli.terminal import drop_unwritten, in_words
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader, open_writer
@@ -211,6 +211,7 @@ class FileRun:
         except OSError as error:  # a full disk: the rows are where they belong
             message = f"the summary could not be printed: {in_words(error)}"
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+            drop_unwritten()
 
     def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
                        first: Table | None) -> None:  # fmt: skip

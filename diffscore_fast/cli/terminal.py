@@ -69,8 +69,8 @@ def _streams() -> Iterator[None]:
         _end(EXIT_UNUSABLE)
 
 
-def _end(code: int) -> NoReturn:
-    """End the process; what its streams still hold goes nowhere, or Python would try to write it once more."""
+def drop_unwritten() -> None:
+    """What a stream still holds and cannot write goes nowhere, or Python would try once more at the end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -81,4 +81,8 @@ def _end(code: int) -> NoReturn:
                 os.close(nowhere)
         except AttributeError:  # closed from the start
             pass
+
+
+def _end(code: int) -> NoReturn:
+    drop_unwritten()
     sys.exit(code)
