@@ -239,8 +239,12 @@ class LikelihoodBounds(ScoringModel):
         return self._table(texts, config, progress)
 
     def bound_batches(self, texts: Iterable[Any], config: BoundsConfig,
-                      progress: Callable[[int], None] | None = None) -> Iterator[BoundsTable]:  # fmt: skip
-        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order."""
+                      progress: Callable[[int], None] | None = None, *,
+                      by_time: bool = False) -> Iterator[BoundsTable]:  # fmt: skip
+        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order.
+
+        `by_time` as for `DiffScorer.score_batches`.
+        """
         if config.exact:
             check_lattice(self.block_size, config.forced)
         # Windows a token: the lattice's states, or those that the draws visit at most; planning holds a number for
@@ -249,7 +253,9 @@ class LikelihoodBounds(ScoringModel):
         if not config.exact:
             most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             each = max(min(each, most), config.draws * self.block_size // 8)
-        for portion in portions(texts, lambda text: each * token_estimate(text), self._portion_tokens(TOKENS_AT_ONCE)):
+        cut = portions(texts, lambda text: each * token_estimate(text), self._portion_tokens(TOKENS_AT_ONCE),
+                       self._portion_seconds(by_time))  # fmt: skip
+        for portion in cut:
             yield self._bound_batch(portion, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:

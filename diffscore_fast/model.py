@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,10 @@ from diffscore_fast.text.checks import check_text
 from diffscore_fast.version import __version__
 
 ROWS_AT_ONCE = 4096
+# Of a run over a file: what a killed one loses at most, but for a row that takes longer by itself.
+PORTION_SECONDS = 3.0
+FIRST_SHARE = 16  # the first portion has this share of the largest: nothing is known about the time yet
+MAX_GROWTH = 8  # a portion's size over that of the one before
 PACKS_AT_ONCE = 8  # that a GPU gets before the host waits for them all
 Row = TypeVar("Row")
 Item = TypeVar("Item")
@@ -118,6 +123,10 @@ class ScoringModel:
             usual = max(usual, PACKS_AT_ONCE * runner.token_budget)
         return min(usual, runner.plan_tokens)
 
+    def _portion_seconds(self, by_time: bool) -> float | None:
+        """Seconds that a portion may take; None on a GPU, where other portions give other roundings."""
+        return PORTION_SECONDS if by_time and self._runner.backbone.device.type == "cpu" else None
+
     def _room(self, pattern: str, block_size: int = 0) -> int:
         """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
         found = self.spec.pattern(pattern, block_size)
@@ -148,15 +157,35 @@ def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: st
     return made
 
 
-def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int) -> Iterator[list[Row]]:
-    """Cut a stream into lists of about `most` in size; it bounds memory, and what a killed run loses."""
+def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int, seconds: float | None = None,
+             clock: Callable[[], float] = time.perf_counter) -> Iterator[list[Row]]:  # fmt: skip
+    """Cut a stream into lists of about `most` in size; it bounds memory, and what a killed run loses.
+
+    Parameters
+    ----------
+    rows : iterable
+    size_of : callable
+        Size of a row.
+    most : int
+        A list ends with the row that reaches it.
+    seconds : float, optional
+        Also bounds the time that the caller spends on a list: the first is small, and later ones have the size that
+        the lists before took about so long for.
+    clock : callable
+        Seconds from some moment on.
+    """
+    limit = most if seconds is None else min(most, max(1, most // FIRST_SHARE))
     portion: list[Row] = []
     size = 0
     for row in rows:
         portion.append(row)
         size += size_of(row)
-        if size >= most or len(portion) >= ROWS_AT_ONCE:
+        if size >= limit or len(portion) >= ROWS_AT_ONCE:
+            started = clock()
             yield portion
+            if seconds is not None:
+                spent = max(clock() - started, 1e-9)
+                limit = int(max(1, min(most, MAX_GROWTH * size, size * seconds / spent)))
             portion, size = [], 0
     if portion:
         yield portion

@@ -59,7 +59,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
-        return bounds.bound_batches((text for (text,) in rows), config, progress)
+        return bounds.bound_batches((text for (text,) in rows), config, progress, by_time=True)
 
     def fields(record: Record, table: BoundsTable, row: int) -> dict[str, Any]:
         if table.status[row] in SCORED:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast.arguments import MAX_SAMPLED_ROWS, check_at_most
 from diffscore_fast.calibration import calibrate
+from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.errors import InputError

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
 from diffscore_fast.analysis.heatmap import printable
+from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.cli.score import context_column, make_config

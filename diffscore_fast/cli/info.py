@@ -7,12 +7,12 @@ from importlib import metadata
 from itertools import takewhile
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast import ops
 from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, load_model, multiplies_bfloat16
 from diffscore_fast.backbones.spec import WholeBackbone
+from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import FASTER_TYPE
 from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set
 from diffscore_fast.version import __version__

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from diffscore_fast.cli.terminal import EXIT_UNUSABLE, Command, in_words
 from diffscore_fast.errors import DiffScoreError, is_out_of_memory
 from diffscore_fast.io.dialect import QUOTINGS
 from diffscore_fast.io.files import FORMATS
@@ -23,7 +24,6 @@ SAMPLING_OPTIONS = ("orders", "surrogate_orders", "surrogate", "plain", "folds",
 FILE_OPTIONS = ("input_path", "output_path", "output_format", "output_prefix", "profile", "tokens", "heatmap", "show",
                 "profile_run", "quiet", "resume")  # fmt: skip
 EXIT_SOME_FAILED = 3
-EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -91,7 +91,7 @@ def runs_model(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="diffscore")
 def main() -> None:
     """Score text with masked-diffusion language models."""
@@ -150,14 +150,15 @@ def main() -> None:
     "--show", default=0, type=click.IntRange(0), metavar="N", help="Print the first N rows with their scores."
 )
 @click.option("--profile-run", metavar="FILE.json", help="Print where the time goes, and write it as a Chrome trace.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--quiet", is_flag=True, help="No progress (a bar, or a line every half minute) and no summary.")
 def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT and write it with its score to OUTPUT.
 
-    Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. Rows keep their order
-    and all their fields; score, stderr, tokens and status are added. Exit code 0: every row scored, or skipped by
-    policy; 3: some rows failed; 2: wrong usage, or a file or model that cannot be used; 128 + n: stopped by
-    signal n. Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
+    Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. A .json file may hold
+    one array of objects; the output is JSON Lines then. Rows keep their order and all their fields; score, stderr,
+    tokens and status are added. Exit code 0: every row scored, or skipped by policy; 3: some rows failed; 2: wrong
+    usage, or a file or model that cannot be used; 128 + n: stopped by signal n; 141: the reader of a pipe closed it.
+    Rows of a run that did not end stay in OUTPUT.partial; --resume goes on behind them.
     """
     from diffscore_fast.cli.score import run_score
 
@@ -216,7 +217,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Exact likelihood beyond block size 12, whatever it takes.")
 @click.option("--text-column", default="text", show_default=True, help="Field that holds the text.")
 @click.option("--output-prefix", default="", help="Put before the names of the fields that are added.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("--quiet", is_flag=True, help="No progress (a bar, or a line every half minute) and no summary.")
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
     """Bracket the log-likelihood of every text of INPUT (files as for `score`) under a block model.
 
@@ -305,9 +306,11 @@ def _run(command: Callable[..., bool | None], *arguments: Any) -> None:
             signal.signal(number, _terminate)
     try:
         failed = command(*arguments)
-    except (DiffScoreError, OSError) as error:  # a full disk, a broken pipe: what was finished has been named
+    except BrokenPipeError:  # of the reader of the rows or of the summary: for `Command`
+        raise
+    except (DiffScoreError, OSError) as error:  # a full disk: what was finished has been named
         with suppress(OSError):
-            click.echo(f"diffscore: {error}", err=True)
+            click.echo(f"diffscore: {in_words(error) if isinstance(error, OSError) else error}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except _Terminated as stopped:
         sys.exit(128 + stopped.args[0])

@@ -15,10 +15,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.terminal import drop_unwritten, in_words
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.dialect import AUTO, DialectOptions
@@ -30,6 +31,7 @@ from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
 from diffscore_fast.text.checks import kind_of
 
+PROGRESS_SECONDS = 30.0
 RECORDS_LOOKED_AT = 100  # for column names and common faults, before the model is loaded
 # Where none of them can be read, the search for one that can goes on so far.
 MAX_RECORDS_LOOKED_AT = 10_000
@@ -62,6 +64,8 @@ class FileRun:
         What was said about delimited files.
     resume : bool
         Go on behind the rows that a stopped run has left.
+    progress_seconds : float
+        Without a terminal a line on stderr says this often how far the run is, unless `quiet`.
 
     Raises
     ------
@@ -71,8 +75,8 @@ class FileRun:
 
     def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
                  prefix: str, quiet: bool, input_format: FileFormat | None = None,
-                 output_format: FileFormat | None = None, dialect: DialectOptions = AUTO,
-                 resume: bool = False) -> None:  # fmt: skip
+                 output_format: FileFormat | None = None, dialect: DialectOptions = AUTO, resume: bool = False,
+                 progress_seconds: float = PROGRESS_SECONDS) -> None:  # fmt: skip
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -81,7 +85,8 @@ class FileRun:
         self._added = set(self._names.values())
         self._quiet = quiet
         self._written = self._kept = 0  # rows that are in the file; rows that an earlier run left there
-        self._started = time.perf_counter()
+        self._started = self._told = time.perf_counter()
+        self._progress_seconds = progress_seconds
         self._reader = open_reader(input_path, input_format, dialect)
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
@@ -146,6 +151,7 @@ class FileRun:
             def advance(tokens: int) -> None:
                 self.evaluated += tokens
                 bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
+                self._tell(position)
 
             for table in batches(rows(), advance):
                 with stage("write"):
@@ -169,10 +175,24 @@ class FileRun:
                     if self._journal is not None:
                         self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=position)
+                self._tell(position)
         self._writer.finish()
 
-    def report(self, profile: RunProfile, path: str) -> None:
-        """Print where the time went, and write it as a Chrome trace."""
+    def _tell(self, position: int) -> None:
+        """A line on stderr every half minute, where no bar moves."""
+        now = time.perf_counter()
+        if self._quiet or self.errors.is_terminal or now - self._told < self._progress_seconds:
+            return
+        self._told = now
+        size = self._reader.size
+        share = f"{100 * position / size:.0f} % of the input, " if size else ""
+        rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
+        message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
+        with suppress(OSError):  # nobody reads it: the rows are what counts
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+
+    def report(self, profile: RunProfile) -> None:
+        """Print where the time went."""
         table = Table(title="time by stage")
         for name in ("stage", "calls", "seconds", "share"):
             table.add_column(name, justify="left" if name == "stage" else "right")
@@ -180,7 +200,6 @@ class FileRun:
             share = seconds / profile.wall_seconds
             table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
         self.errors.print(table)
-        profile.write_trace(path)
 
     @property
     def rows_before(self) -> int:
@@ -208,8 +227,12 @@ class FileRun:
             Path(beside).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         try:
             self._print_summary(lines, signature, first)
-        except OSError as error:  # a closed pipe, a full disk: the rows are where they belong
-            self.errors.print(f"the summary could not be printed: {error}", highlight=False, markup=False)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the rows are where they belong
+            message = f"the summary could not be printed: {in_words(error)}"
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+            drop_unwritten()
 
     def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
                        first: Table | None) -> None:  # fmt: skip

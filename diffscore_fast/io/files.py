@@ -49,19 +49,26 @@ class RowReader(Protocol):
 
 def format_of(path: str) -> FileFormat | None:
     """The format a file's name stands for, .gz and .zst aside; None where it stands for none."""
-    name = PurePath(path.lower().removesuffix(".gz").removesuffix(".zst"))
-    return _ENDINGS.get(name.suffix)
+    return _ENDINGS.get(PurePath(_without_packing(path)).suffix)
+
+
+def _without_packing(path: str) -> str:
+    return path.lower().removesuffix(".gz").removesuffix(".zst")
 
 
 def open_reader(path: str, file_format: FileFormat | None = None,
                 options: DialectOptions = AUTO) -> RowReader:  # fmt: skip
-    """Open an input; its format follows from its name where none is given, and is else JSON Lines."""
+    """Open an input; its format follows from its name where none is given, and is else JSON Lines.
+
+    A name in .json, or one that says nothing, may hold one array of objects too: in .jsonl a row is a line.
+    """
+    arrays = file_format is None and not _without_packing(path).endswith((".jsonl", ".ndjson"))
     file_format = file_format or format_of(path) or "jsonl"
     if file_format == "parquet":
         from diffscore_fast.io.parquet import ParquetReader  # pyarrow takes a third of a second to import
 
         return ParquetReader(path)
-    return JsonlReader(path) if file_format == "jsonl" else DelimitedReader(path, file_format, options)
+    return JsonlReader(path, arrays=arrays) if file_format == "jsonl" else DelimitedReader(path, file_format, options)
 
 
 def open_writer(path: str, file_format: FileFormat | None, reader: RowReader, columns: list[str],

@@ -34,15 +34,16 @@ class LengthTable:
     messages: list[str]
 
 
-def run_lengths(source, target, column: str = "text", **options: Any) -> FileRun:
+def run_lengths(source, target, column: str = "text", quiet: bool = True, **options: Any) -> FileRun:
     """Read `source`, write `target`: a text's score is minus its length, its status that of its value."""
-    run = FileRun(str(source), str(target), {"--text-column": column}, ADDED, prefix="", quiet=True, **options)
+    run = FileRun(str(source), str(target), {"--text-column": column}, ADDED, prefix="", quiet=quiet, **options)
 
     def batches(rows, progress):
         for (text,) in rows:
             status, message = check_text("text", text)
             if status == OK and not text:
                 status, message = EMPTY_TEXT, "no tokens"
+            progress(100)
             yield LengthTable([text], [status], [message])
 
     def fields(record, table, row):
