@@ -20,6 +20,7 @@ from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights, weight_files
 from diffscore_fast.backbones.whole import TransformersBackbone, load_whole
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError
+from diffscore_fast.ops.extension import avoid_generated_code
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
@@ -93,6 +94,7 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
         or a checksum differs.
     """
     device = _usable_device(device)
+    avoid_generated_code()
     folder, name = find_model(name_or_path)
     config = read_config(folder)
     tokenizer, control = read_tokenizer(folder, config)
