@@ -27,6 +27,7 @@ from diffscore_fast.backbones.weights import (
 )
 from diffscore_fast.backbones.whole import TransformersBackbone, load_whole
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError, is_out_of_memory, memory_named
+from diffscore_fast.ops.extension import avoid_generated_code
 from diffscore_fast.text.normaliser import content_as_configured
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
@@ -110,6 +111,7 @@ def load_model(name_or_path: str | Path = "mini", *, device: str | torch.device 
     torch's default type and device do not reach the network, and torch's random stream is left as it was.
     """
     check_name(name_or_path)
+    avoid_generated_code()
     with memory_named(f"there is no memory to load model {str(name_or_path)!r}; free some, or use a smaller model"):
         return _load(name_or_path, _usable_device(device), dtype)
 

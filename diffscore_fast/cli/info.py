@@ -14,7 +14,7 @@ from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, load_mod
 from diffscore_fast.backbones.spec import WholeBackbone
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import FASTER_TYPE
-from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set
+from diffscore_fast.ops.extension import brgemm_unavailable, generated_code_unavailable, instruction_set
 from diffscore_fast.version import __version__
 
 PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow", "transformers")
@@ -40,6 +40,8 @@ def print_info(model: str | None = None) -> None:
     if (loops := instruction_set()) is not None:
         processor.append(f"C++ kernels: {loops} loops")
     table.add_row("processor", ", ".join(processor))
+    if (denied := generated_code_unavailable()) is not None:
+        table.add_row("generated code", f"{denied}; own loops run in oneDNN's place")
     devices = [torch.device("cpu")]
     for index in range(torch.cuda.device_count()):
         devices.append(torch.device("cuda", index))

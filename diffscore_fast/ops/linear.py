@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
 
 class ResidualNorm(NamedTuple):
@@ -59,6 +59,10 @@ def linear(
     if activation not in ("none", "gelu", "swiglu"):
         raise ValueError(f"linear: activation must be none, gelu or swiglu; got {activation!r}")
     inputs = (x, weight, bias, *(residual_norm or ())[:3])
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"linear: bias must be [{len(weight)}]; got {list(bias.shape)}")
+    named = zip(("x", "weight", "bias", "residual", "gain", "offset"), inputs, strict=False)
+    check_one_device("linear", **dict(named))
     tracked = torch.is_grad_enabled() and any(item is not None and item.requires_grad for item in inputs)
     if implementation == AUTO and (tracked or x.dtype != torch.float32):
         implementation = "reference"

@@ -105,6 +105,24 @@ def test_any_tensor_that_wants_a_gradient_gets_one():
         assert linear(x, weight, bias, implementation="cpu").shape == (12, 32)
 
 
+@pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
+def test_a_bias_may_be_strided_or_expanded(implementation):
+    x, weight, bias = problem(5, 16, 20)
+    norm = ResidualNorm(torch.randn(5, 20), torch.randn(40)[::2], torch.randn(1).expand(20), 1e-5)
+    for view in (torch.stack([bias, bias], dim=1)[:, 0], bias[:1].expand(20)):
+        got = linear(x, weight, view, residual_norm=norm, implementation=implementation)
+        torch.testing.assert_close(got.double(), exact(x, weight, view, norm=norm), rtol=1e-4, atol=2e-5)
+    for wrong in (bias[:1], bias[:, None], torch.zeros(5, 20)):  # some of which would broadcast
+        with pytest.raises(ValueError, match=r"bias must be \[20\]"):
+            linear(x, weight, wrong, implementation=implementation)
+
+
+@needs_extension
+def test_more_rows_than_sizes_can_count_are_refused():
+    with pytest.raises(RuntimeError, match="the weight has 9223372036854775807 rows; at most 2147483647"):
+        linear(torch.zeros(1, 1), torch.zeros(1, 1).expand(2**63 - 1, 1), implementation="cpu")
+
+
 def test_registration_and_refusals():
     x, weight, bias = problem(5, 16, 20)
     norm = (torch.randn(5, 20), torch.ones(20), torch.zeros(20))
