@@ -86,7 +86,7 @@ class ScoringModel:
         )  # fmt: skip
         names = self._runner.implementations
         if isinstance(backbone, Network):
-            # In C++ the body's products are made for float32 alone.
+            # In 16 bits "cpu" means the faster of what the CPU has: the C++ kernel, or torch's products in tiles.
             has_it = implementation in ops.LINEAR.implementations
             if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
                 backbone.implementation = implementation
