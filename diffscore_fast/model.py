@@ -35,8 +35,9 @@ Result = TypeVar("Result")
 class ScoringModel:
     """A model that is ready to score: loaded, and checked once under `attention` for packing that changes no row.
 
-    On a CPU, with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch, in
-    every type; on a GPU, with other implementations and where transformers runs the model, they are to rounding.
+    On a CPU, with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch,
+    in every type; on a GPU, with other implementations and where transformers runs the model, they are to rounding.
+
     Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
     it was made with: the receiving process loads the model anew, and refuses one that has changed.
 

@@ -67,7 +67,7 @@ def test_scores_do_not_depend_on_budgets_or_batches(conditional, monkeypatch):
 
 
 def test_bfloat16_scores_are_the_same_bits_alone_and_in_company():
-    """1,000 random short pairs: all together, in portions of other sizes and another order, and 250 singly.
+    """1,000 random short pairs: all together, in portions of other sizes and another order, and 150 singly.
 
     Where products are stand-ins for units that the processor lacks, fewer: they take ten times as long.
     """
@@ -75,7 +75,7 @@ def test_bfloat16_scores_are_the_same_bits_alone_and_in_company():
     generator = np.random.default_rng(3)
     words = " ".join(SOURCES + CANDIDATES).split()
     slow = stands_in()
-    count, singles = (60, 12) if slow else (1000, 250)
+    count, singles = (60, 12) if slow else (1000, 150)
     sources, candidates = (
         [" ".join(generator.choice(words, size)) for size in generator.integers(1, most, count)] for most in (9, 4)
     )
