@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test lint sanitize clean
+.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
@@ -12,6 +12,20 @@ demo: .venv/installed
 
 test: .venv/tested
 	$(BIN)/python -m pytest
+
+# Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
+# never, and as this processor would not by itself.
+ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/test_bounds.py tests/test_scorer.py \
+            tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
+
+test-forced-on: .venv/tested
+	$(BIN)/python -m pytest --products on $(ON_PATHS)
+
+test-forced-off: .venv/tested
+	$(BIN)/python -m pytest --products off $(ON_PATHS)
+
+test-paths: .venv/tested
+	$(BIN)/python -m pytest --products other $(ON_PATHS) --deselect tests/engine/test_memory.py
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -40,6 +40,9 @@ Result = TypeVar("Result")
 class ScoringModel:
     """A model that is ready to score: loaded, and checked once under `attention` for packing that changes no row.
 
+    On a CPU, with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch,
+    in every type; on a GPU, with other implementations and where transformers runs the model, they are to rounding.
+
     Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
     it was made with: the receiving process loads the model anew, and refuses one that has changed.
 
@@ -93,7 +96,7 @@ class ScoringModel:
         )  # fmt: skip
         names = self._runner.implementations
         if isinstance(backbone, Network):
-            # In C++ the body's products are made for float32 alone.
+            # In 16 bits "cpu" means the faster of what the CPU has: the C++ kernel, or torch's products in tiles.
             has_it = implementation in ops.LINEAR.implementations
             if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
                 backbone.implementation = implementation

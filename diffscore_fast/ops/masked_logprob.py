@@ -264,12 +264,12 @@ def _reference_statistics(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tens
     return log_prob, log_sum_exp, entropy, rank
 
 
-def _cpu(*arguments: Any) -> Tensor:
-    return torch.ops.diffscore_fast.masked_logprob(*arguments, "auto")[0]
+def _cpu(*arguments: Any, products: str = AUTO) -> Tensor:
+    return torch.ops.diffscore_fast.masked_logprob(*arguments, products)[0]
 
 
-def _cpu_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments, "auto")
+def _cpu_statistics(*arguments: Any, products: str = AUTO) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments, products)
 
 
 def _one_type(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None) -> None:

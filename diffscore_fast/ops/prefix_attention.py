@@ -214,14 +214,15 @@ def _expand(rows: Tensor, heads: int) -> Tensor:
 
 
 def _cpu(
-    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout,
+    products: str = AUTO,
+) -> Tensor:  # fmt: skip
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
     return torch.ops.diffscore_fast.prefix_attention(
         query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block,
-        AUTO,
+        products,
     )  # fmt: skip
 
 
