@@ -132,7 +132,7 @@ def test_a_run_over_a_file_stores_its_rows_every_few_seconds(mini, monkeypatch, 
         (whole,) = mini.score_batches([(None, text) for text in texts], config)
         got, expected = [table.scores[0] for table in cut], whole.scores
     else:
-        bounds, settings = LikelihoodBounds("mini", block_size=2), BoundsConfig(exact=True)
+        bounds, settings = LikelihoodBounds("mini", block_size=4), BoundsConfig(exact=True)
         cut = list(bounds.bound_batches(texts, settings, by_time=True))
         (whole,) = bounds.bound_batches(texts, settings)
         got, expected = [table.exact[0] for table in cut], whole.exact
