@@ -70,7 +70,7 @@ def avoid_generated_code() -> None:
     would end with "could not create a primitive"; torch's own loops make them then.
     """
     if torch.backends.mkldnn.enabled and generated_code_unavailable() is not None:
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
 
 
 def _one_device(*inputs: object) -> None:
