@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
@@ -12,6 +12,20 @@ demo: .venv/installed
 
 test: .venv/tested
 	$(BIN)/python -m pytest
+
+# Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
+# never, and as this processor would not by itself.
+ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/test_bounds.py tests/test_scorer.py \
+            tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
+
+test-forced-on: .venv/tested
+	$(BIN)/python -m pytest --products on $(ON_PATHS)
+
+test-forced-off: .venv/tested
+	$(BIN)/python -m pytest --products off $(ON_PATHS)
+
+test-paths: .venv/tested
+	$(BIN)/python -m pytest --products other $(ON_PATHS) --deselect tests/engine/test_memory.py
 
 lint: .venv/tested
 	$(BIN)/ruff check .
@@ -30,6 +44,22 @@ lint: .venv/tested
 .venv/tested: requirements-dev.txt .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
+
+# The C++ operations under the address and undefined-behaviour sanitizers, built in a copy of their own. The first error
+# ends the run. GCC; libstdc++ is loaded early too, or the sanitizer would miss where exceptions are thrown.
+SANITIZED := build/sanitize
+SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
+
+sanitize: .venv/tested
+	mkdir -p $(SANITIZED)
+	cd $(SANITIZED) && rm -rf bench csrc diffscore_fast kernels tests
+	cp -r --preserve=timestamps bench csrc diffscore_fast kernels tests pyproject.toml setup.py $(SANITIZED)/
+	rm -f $(SANITIZED)/diffscore_fast/_C*.so
+	cd $(SANITIZED) && CXX=g++ CFLAGS="$(SANITIZER)" LDFLAGS="$(SANITIZER)" $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
+	cd $(SANITIZED) && env LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. \
+		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS:%=tests/ops/test_%.py) -k "not copied_whole"
 
 include mini.mk
 

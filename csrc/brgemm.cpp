@@ -3,7 +3,10 @@
 #include <ATen/Context.h>
 #include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -16,6 +19,22 @@ bool processor_has(const char* feature) {
   const auto found = at::cpu::get_cpu_capabilities();
   const auto at = found.find(feature);
   return at != found.end() && at->second.isBool() && at->second.toBool();
+}
+
+// What oneDNN does with memory for its code: it maps a page, fills it, and makes it executable, by itself or writable
+// as well. Where a policy forbids that, oneDNN's brgemm ends the process.
+std::string probe_generated_code() {
+  const size_t size = sysconf(_SC_PAGESIZE);
+  for (const int protection : {PROT_READ | PROT_EXEC, PROT_READ | PROT_WRITE | PROT_EXEC}) {
+    void* page = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return std::string("no page of memory for generated code: ") + std::strerror(errno);
+    const int refused = mprotect(page, size, protection) == 0 ? 0 : errno;
+    munmap(page, size);
+    if (refused != 0)
+      return std::string("the system grants no memory for generated code (") + std::strerror(refused) +
+             "; MemoryDenyWriteExecute or SELinux's execmem)";
+  }
+  return "";
 }
 
 // Whether brgemm is expected to beat the inner loops: for bfloat16 wherever it runs, for float32 with AVX-512.
@@ -93,7 +112,15 @@ std::string check(at::ScalarType type) {
 
 }  // namespace
 
+const std::string& generated_code_unavailable() {
+  static const std::string found = probe_generated_code();
+  return found;
+}
+
 std::string brgemm_unavailable(at::ScalarType type) {
+  if (type != at::kFloat && type != at::kBFloat16)
+    return std::string("brgemm multiplies float32 and bfloat16 here, not ") + c10::toString(type);
+  if (!generated_code_unavailable().empty()) return generated_code_unavailable();
   if (!at::globalContext().userEnabledMkldnn()) return "oneDNN is switched off (torch.backends.mkldnn)";
   if (type == at::kFloat) {
     static const std::string found =
@@ -111,10 +138,12 @@ Products choose_products(const char* operation, std::string_view asked, at::Scal
   TORCH_CHECK(asked == "auto" || asked == "inner" || asked == "brgemm" || asked == "plain", operation,
               ": products must be auto, inner, brgemm or plain; got ", asked);
   if (asked == "inner") return {};
+  // Before brgemm's own check, which has oneDNN generate code.
+  if (asked == "auto" && (!unfit.empty() || !brgemm_preferred(type))) return {};
   std::string reason = unfit;
   if (reason.empty() && asked != "plain") reason = brgemm_unavailable(type);
   TORCH_CHECK(asked == "auto" || reason.empty(), operation, ": no products by ", asked, ": ", reason);
-  if (!reason.empty() || (asked == "auto" && !brgemm_preferred(type))) return {};
+  if (!reason.empty()) return {};
   return {asked == "plain" ? Products::By::kPlain : Products::By::kBrgemm, type};
 }
 

@@ -41,6 +41,9 @@ Products choose_products(const char* operation, std::string_view asked, at::Scal
 // use; else one sentence that says why not.
 std::string brgemm_unavailable(at::ScalarType type);
 
+// Empty where the system lets a process write machine code and run it, as oneDNN does; else why not. Asked once.
+const std::string& generated_code_unavailable();
+
 // packed[word][lane] = rows[lane][word]: float32 as it is; bfloat16 in pairs, as its instructions multiply them.
 void pack_block(const char* const* rows, int64_t words, char* packed);
 

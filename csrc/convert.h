@@ -3,12 +3,24 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
 #include <cstdint>
 #include <cstring>
 
 namespace diffscore {
+
+// Bounds of what an operation takes: sizes in bytes, products of these, then stay below 2^63. An expanded tensor has
+// any number of rows without the memory for them.
+constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxWidth = int64_t{1} << 24;
+
+inline void check_bounds(const char* operation, const char* name, int64_t rows, int64_t width) {
+  TORCH_CHECK(rows <= kMaxRows, operation, ": ", name, " has ", rows, " rows; at most ", kMaxRows, " are taken");
+  TORCH_CHECK(width <= kMaxWidth, operation, ": a row of ", name, " has ", width, " numbers; at most ", kMaxWidth,
+              " are taken");
+}
 
 template <class Stored>
 void to_floats(const void* from, int64_t count, float* to, float scale = 1.0f) {

@@ -84,19 +84,23 @@ void run(const InnerKernels& inner, const Problem& problem) {
   });
 }
 
+std::optional<at::Tensor> contiguous(const std::optional<at::Tensor>& tensor) {
+  return tensor ? std::optional(tensor->contiguous()) : std::nullopt;
+}
+
 const float* data(const std::optional<at::Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr<float>() : nullptr;
 }
 
 void check_vector(const std::optional<at::Tensor>& tensor, int64_t size, const char* name) {
-  TORCH_CHECK(!tensor || (tensor->dim() == 1 && tensor->size(0) == size && tensor->is_contiguous() &&
-                          tensor->scalar_type() == at::kFloat),
-              "linear: ", name, " must be [", size, "] float32, contiguous");
+  TORCH_CHECK(!tensor || (tensor->dim() == 1 && tensor->size(0) == size && tensor->scalar_type() == at::kFloat),
+              "linear: ", name, " must be [", size, "] float32");
 }
 
-at::Tensor linear(const at::Tensor& x_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias,
+at::Tensor linear(const at::Tensor& x_in, const at::Tensor& weight_in, const std::optional<at::Tensor>& bias_in,
                   std::string_view activation, const std::optional<at::Tensor>& residual_in,
-                  const std::optional<at::Tensor>& gain, const std::optional<at::Tensor>& offset, double epsilon) {
+                  const std::optional<at::Tensor>& gain_in, const std::optional<at::Tensor>& offset_in,
+                  double epsilon) {
   TORCH_CHECK(x_in.dim() == 2 && x_in.scalar_type() == at::kFloat, "linear: x must be [N, K] float32; got ",
               x_in.sizes(), " ", x_in.scalar_type());
   TORCH_CHECK(weight_in.dim() == 2 && weight_in.size(1) == x_in.size(1) && x_in.size(1) > 0 &&
@@ -105,17 +109,20 @@ at::Tensor linear(const at::Tensor& x_in, const at::Tensor& weight_in, const std
               weight_in.scalar_type());
   TORCH_CHECK(activation == "none" || activation == "gelu" || activation == "swiglu", "linear: activation must be "
               "none, gelu or swiglu; got ", activation);
+  check_bounds("linear", "x", x_in.size(0), x_in.size(1));
+  check_bounds("linear", "the weight", weight_in.size(0), weight_in.size(1));
   const bool gated = activation == "swiglu";
   TORCH_CHECK(!gated || weight_in.size(0) % 2 == 0, "linear: swiglu needs an even number of weight rows");
   const int64_t kept = gated ? weight_in.size(0) / 2 : weight_in.size(0);
-  TORCH_CHECK(residual_in.has_value() == gain.has_value() && gain.has_value() == offset.has_value(),
+  TORCH_CHECK(residual_in.has_value() == gain_in.has_value() && gain_in.has_value() == offset_in.has_value(),
               "linear: residual, gain and offset come together");
   TORCH_CHECK(!residual_in || (residual_in->dim() == 2 && residual_in->size(0) == x_in.size(0) &&
                                residual_in->size(1) == kept && residual_in->scalar_type() == at::kFloat),
               "linear: residual must be [", x_in.size(0), ", ", kept, "] float32");
-  check_vector(bias, weight_in.size(0), "bias");
-  check_vector(gain, kept, "gain");
-  check_vector(offset, kept, "offset");
+  check_vector(bias_in, weight_in.size(0), "bias");
+  check_vector(gain_in, kept, "gain");
+  check_vector(offset_in, kept, "offset");
+  const std::optional<at::Tensor> bias = contiguous(bias_in), gain = contiguous(gain_in), offset = contiguous(offset_in);
   const at::Tensor x = last_contiguous(x_in), weight = last_contiguous(weight_in);
   const at::Tensor residual = residual_in ? last_contiguous(*residual_in) : at::Tensor();
   at::Tensor out = at::empty({x.size(0), kept}, x.options());

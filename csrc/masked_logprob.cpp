@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "brgemm.h"
@@ -289,6 +290,8 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const std::option
               hidden.scalar_type());
   TORCH_CHECK(weight.dim() == 2 && weight.size(1) == hidden.size(1), "masked_logprob: weight must be [V, ",
               hidden.size(1), "]; got ", weight.sizes());
+  check_bounds("masked_logprob", "targets", targets.numel(), hidden.size(1));
+  check_bounds("masked_logprob", "the projection", vocab_size, weight.size(1));
   TORCH_CHECK(weight_scale ? weight.scalar_type() == at::kChar : real(weight),
               "masked_logprob: weight must be float32, bfloat16 or float16, or int8 with weight_scale; got ",
               weight.scalar_type());
@@ -298,6 +301,9 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const std::option
               weight.size(0), "; got ", vocab_size);
   TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) >= vocab_size), "masked_logprob: bias must be [",
               weight.size(0), "]; got ", bias->sizes());
+  for (const auto& [name, vector] : {std::pair{"bias", &bias}, std::pair{"weight_scale", &weight_scale}})
+    TORCH_CHECK(!*vector || !(*vector)->is_complex(), "masked_logprob: ", name, " must be of real numbers; got ",
+                (*vector)->scalar_type());
   TORCH_CHECK(targets.dim() == 1 && targets.scalar_type() == at::kLong, "masked_logprob: targets must be [N] int64; got ",
               targets.sizes(), " ", targets.scalar_type());
   const int64_t count = rows ? rows->numel() : hidden.size(0);
@@ -310,6 +316,10 @@ std::string blocks_unfit(const at::Tensor& hidden, const at::Tensor& weight) {
   const at::ScalarType type = hidden.scalar_type();
   if (type != weight.scalar_type() || (type != at::kFloat && type != at::kBFloat16))
     return "hidden states and weight are not both float32 or both bfloat16";
+  // oneDNN counts a tile's bytes in 32 bits.
+  constexpr int64_t most_bytes = int64_t{1} << 31;
+  if (weight.stride(0) >= most_bytes / (kTileRows * weight.element_size()))
+    return std::to_string(kTileRows) + " rows of the weight span 2 GiB or more";
   if (hidden.size(1) % kDepthStep != 0) return "the width is no multiple of " + std::to_string(kDepthStep);
   return "";
 }

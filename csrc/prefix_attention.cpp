@@ -421,6 +421,13 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
   TORCH_CHECK(query.dim() == 3 && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf),
               "prefix_attention: query must be [Q, H, d] in float32, bfloat16 or float16; got ", query.sizes(), " ",
               type);
+  TORCH_CHECK(query.size(2) > 0, "prefix_attention: the heads must be at least 1 wide; got query ", query.sizes());
+  for (const at::Tensor& t : {query, key, value, prefix_key, prefix_value}) {
+    if (t.dim() == 3) {
+      check_bounds("prefix_attention", "query, key or value", t.size(0), t.size(1));
+      check_bounds("prefix_attention", "a head", 0, t.size(2));
+    }
+  }
   for (const at::Tensor& t : {key, value, prefix_key, prefix_value}) {
     TORCH_CHECK(t.dim() == 3 && t.size(2) == query.size(2) && t.size(1) == key.size(1) && t.size(1) > 0 &&
                     query.size(1) % t.size(1) == 0,
@@ -446,6 +453,15 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
   }
   TORCH_CHECK(!query_places || (query_places->scalar_type() == at::kLong && query_places->numel() == query.size(0)),
               "prefix_attention: query_places must be [", query.size(0), "] int64");
+  if (!query_places) return;
+  const int64_t* places = query_places->const_data_ptr<int64_t>();
+  const int64_t *keys = key_offsets.const_data_ptr<int64_t>(), *queries = query_offsets.const_data_ptr<int64_t>();
+  for (int64_t w = 0; w < windows; ++w) {
+    const int64_t length = keys[w + 1] - keys[w];
+    for (int64_t row = queries[w]; row < queries[w + 1]; ++row)
+      TORCH_CHECK(places[row] >= 0 && places[row] < length, "prefix_attention: query_places[", row, "] is ",
+                  places[row], ", outside window ", w, " of ", length, " rows");
+  }
 }
 
 at::Tensor prefix_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -37,10 +37,18 @@ static PyObject* sources(PyObject*, PyObject*) {
 }
 
 static PyObject* brgemm_unavailable(PyObject*, PyObject* type) {
-  const char* name = PyUnicode_AsUTF8(type);
-  if (name == nullptr) return nullptr;
-  const std::string reason =
-      diffscore::brgemm_unavailable(std::string(name) == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  const char* text = PyUnicode_AsUTF8(type);
+  if (text == nullptr) return nullptr;
+  const std::string name = text;
+  const std::string reason = name == "bfloat16"  ? diffscore::brgemm_unavailable(at::kBFloat16)
+                             : name == "float32" ? diffscore::brgemm_unavailable(at::kFloat)
+                                                 : "brgemm multiplies float32 and bfloat16 here, not " + name;
+  if (reason.empty()) Py_RETURN_NONE;
+  return PyUnicode_FromString(reason.c_str());
+}
+
+static PyObject* generated_code_unavailable(PyObject*, PyObject*) {
+  const std::string& reason = diffscore::generated_code_unavailable();
   if (reason.empty()) Py_RETURN_NONE;
   return PyUnicode_FromString(reason.c_str());
 }
@@ -50,6 +58,8 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
       {"instruction_set", instruction_set, METH_NOARGS, "Name of the inner loops this processor runs."},
       {"brgemm_unavailable", brgemm_unavailable, METH_O,
        "None where products of \"float32\" or \"bfloat16\" can go through oneDNN's brgemm, else why not."},
+      {"generated_code_unavailable", generated_code_unavailable, METH_NOARGS,
+       "None where the system lets a process write machine code and run it, else why not."},
       {"sources", sources, METH_NOARGS, "Hash of the sources that this module was built from."},
       {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

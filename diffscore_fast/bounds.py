@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, checked_seed, real_number, whole_number
+from diffscore_fast.arguments import (
+    MAX_ORDERS,
+    check_at_most,
+    checked_column,
+    checked_seed,
+    real_number,
+    whole_number,
+)
 from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.windows import Attention, Sequences
@@ -25,14 +32,27 @@ from diffscore_fast.estimators.trajectories import (
     cut_blocks,
 )
 from diffscore_fast.model import ScoringModel, portions, token_estimate
-from diffscore_fast.results import EMPTY_TEXT, OK, TOO_LONG, BlockBounds, BoundsSignature, BoundsTable
+from diffscore_fast.results import (
+    EMPTY_TEXT,
+    NON_FINITE_SCORE,
+    OK,
+    TOO_LONG,
+    BlockBounds,
+    BoundsSignature,
+    BoundsTable,
+    non_finite_message,
+)
 from diffscore_fast.text.checks import check_text
+from diffscore_fast.text.tokenizer import count_of
 
 Surrogate = Literal["self", "single", "autoregressive"] | Callable[[list[np.ndarray]], list[np.ndarray]]
 
 EXACT_LIMIT = 12  # block size; 4,095 states a block
 # States are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
 TOKENS_AT_ONCE = 1 << 17
+# An error from fewer independent draws (pairs, where orders are antithetic) is too uncertain to be trusted. Measured by
+# bench.few_orders.
+MIN_INDEPENDENT_DRAWS = 8
 TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
@@ -59,6 +79,9 @@ class BoundsConfig:
         object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("orders", "surrogate_orders"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+            check_at_most(name.replace("_", " "), getattr(self, name), MAX_ORDERS)
+        if self.folds is not None:
+            object.__setattr__(self, "folds", whole_number("folds", self.folds))
         if self.folds is not None and not (self.surrogate == "self" and self.cross_fitted):
             raise InputError("folds belong to the cross-fitted self surrogate")
         if self.orders < 1 or self.surrogate_orders < 1:
@@ -160,7 +183,7 @@ class LikelihoodBounds(ScoringModel):
             `any-order`: one token a step in uniform order. `parallel`: `steps` steps, each token's step drawn from
             `step_probabilities` (uniform if not given), independent.
         orders, surrogate_orders : int
-            K and M.
+            K and M, each at most 100,000.
         surrogate : {"self", "single", "autoregressive"} or callable
             psi: the mean of M other orders, one order, the same network at block size 1, or a function from token
             arrays to the log-probability of every token (an autoregressive model with the same tokenizer). Signatures
@@ -216,8 +239,12 @@ class LikelihoodBounds(ScoringModel):
         return self._table(texts, config, progress)
 
     def bound_batches(self, texts: Iterable[Any], config: BoundsConfig,
-                      progress: Callable[[int], None] | None = None) -> Iterator[BoundsTable]:  # fmt: skip
-        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order."""
+                      progress: Callable[[int], None] | None = None, *,
+                      by_time: bool = False) -> Iterator[BoundsTable]:  # fmt: skip
+        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order.
+
+        `by_time` as for `DiffScorer.score_batches`.
+        """
         if config.exact:
             check_lattice(self.block_size, config.forced)
         # Windows a token: the lattice's states, or those that the draws visit at most; planning holds a number for
@@ -226,7 +253,9 @@ class LikelihoodBounds(ScoringModel):
         if not config.exact:
             most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             each = max(min(each, most), config.draws * self.block_size // 8)
-        for portion in portions(texts, lambda text: each * token_estimate(text), self._portion_tokens(TOKENS_AT_ONCE)):
+        cut = portions(texts, lambda text: each * token_estimate(text), self._portion_tokens(TOKENS_AT_ONCE),
+                       self._portion_seconds(by_time))  # fmt: skip
+        for portion in cut:
             yield self._bound_batch(portion, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
@@ -237,25 +266,40 @@ class LikelihoodBounds(ScoringModel):
                      progress: Callable[[int], None] | None) -> BoundsTable:  # fmt: skip
         checked = [check_text("text", text) for text in texts]
         status, messages = [item[0] for item in checked], [item[1] for item in checked]
-        encoded = self._tokenizer.encode([text for text, state in zip(texts, status, strict=True) if state == OK])
+        room = self._room("block", self.block_size)
+        encoded = self._tokenizer.encode_up_to(
+            [text for text, state in zip(texts, status, strict=True) if state == OK], room
+        )
         ids: list[np.ndarray] = []
         kept: list[int] = []
-        room = self._room("block", self.block_size)
         for row, item in zip([row for row, state in enumerate(status) if state == OK], encoded, strict=True):
             if len(item.ids) == 0:
                 status[row], messages[row] = EMPTY_TEXT, "the text has no tokens"
             elif len(item.ids) > room:
                 status[row] = TOO_LONG
-                messages[row] = f"the text has {len(item.ids)} tokens, the model takes {room}"
+                messages[row] = f"the text has {count_of(item)}, the model takes {room}"
             else:
                 ids.append(item.ids)
                 kept.append(row)
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
         blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
         keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
-        values = self._evaluate(config, sequences, blocks, ids, keys, progress)
-        return BoundsTable.from_blocks(values, blocks.sequence, kept, status, messages, sequences.target_lengths,
-                                       keys, self.signature(config))  # fmt: skip
+        with np.errstate(invalid="ignore"):  # probabilities of 0 are named below
+            values = self._evaluate(config, sequences, blocks, ids, keys, progress)
+        # +inf above is a bound, of no use but true (a surrogate of probability 0); -inf below: the text has none.
+        lower, upper = (np.bincount(blocks.sequence, weights=item, minlength=len(ids)).astype(np.float64)
+                        for item in (values.lower, values.upper))  # fmt: skip
+        good = np.isfinite(lower) & ~np.isnan(upper) & ~np.isneginf(upper)
+        for index in np.flatnonzero(~good):
+            status[kept[index]] = NON_FINITE_SCORE
+            worst = upper[index] if np.isfinite(lower[index]) else lower[index]
+            messages[kept[index]] = non_finite_message("log-likelihood", worst)
+        own = good[blocks.sequence]
+        return BoundsTable.from_blocks(
+            values.take(np.flatnonzero(own)), (np.cumsum(good) - 1)[blocks.sequence[own]],
+            [row for row, fine in zip(kept, good, strict=True) if fine], status, messages,
+            sequences.target_lengths[good], keys[good], self.signature(config),
+        )  # fmt: skip
 
     def _evaluate(self, config: BoundsConfig, sequences: Sequences, blocks: Blocks, ids: list[np.ndarray],
                   keys: np.ndarray, progress: Callable[[int], None] | None) -> BlockBounds:  # fmt: skip
@@ -272,6 +316,7 @@ class LikelihoodBounds(ScoringModel):
             nothing = np.zeros(count)
             return BlockBounds(
                 **known, lower=exact, upper=exact, exact=exact, stderr_lower=nothing, stderr_upper=nothing,
+                degrees_of_freedom=np.full(count, np.inf), few_draws=np.zeros(count, dtype=bool),
                 autoregressive=autoregressive, effective_draws=unknown, distinct_states=lattice.num_states,
                 visited_states=lattice.num_states, comparators={},
             )  # fmt: skip
@@ -282,21 +327,8 @@ class LikelihoodBounds(ScoringModel):
             estimator = SampledOrders(part, keys, config.generation, config.draws, config.design)
             parts.append(self._runner.evaluate(estimator, sequences, attention, progress))
         result = OrderResult.join(parts, config.draws)
-        paired = config.design == "antithetic"
-        log_p = evidence.pair_means(result.log_p) if paired else result.log_p
-        split = config.num_surrogate // 2 if paired else config.num_surrogate
-        if config.uses_folds:
-            lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, config.num_folds)
-        elif split:
-            lower = evidence.log_mean_exp(log_p[:, split:])
-            psi = evidence.log_mean_exp(log_p[:, :split]).value
-            upper = evidence.tangent_upper(log_p[:, split:], psi, log_p[:, :split])
-        else:
-            lower = evidence.log_mean_exp(log_p)
-            psi = autoregressive
-            if callable(config.surrogate):
-                psi = _per_block(_called(config.surrogate, ids), blocks)
-            upper = evidence.tangent_upper(log_p, psi)
+        psi = _per_block(_called(config.surrogate, ids), blocks) if callable(config.surrogate) else autoregressive
+        found = sampled_bounds(config, result.log_p, blocks.lengths, psi)
         comparators = {}
         if config.comparators:
             comparators = {
@@ -305,10 +337,10 @@ class LikelihoodBounds(ScoringModel):
                 "is_vg_b": evidence.is_vg_b(result.log_p),
             }
         return BlockBounds(
-            **known, lower=lower.value, upper=upper.value, exact=unknown, stderr_lower=lower.stderr,
-            stderr_upper=upper.stderr, autoregressive=autoregressive,
-            effective_draws=evidence.effective_sample_size(log_p), distinct_states=result.distinct_states,
-            visited_states=result.visited_states, comparators=comparators,
+            **known, lower=found.lower.value, upper=found.upper.value, exact=unknown, stderr_lower=found.lower.stderr,
+            stderr_upper=found.upper.stderr, degrees_of_freedom=found.degrees_of_freedom, few_draws=found.few_draws,
+            autoregressive=autoregressive, effective_draws=found.effective_draws,
+            distinct_states=result.distinct_states, visited_states=result.visited_states, comparators=comparators,
         )  # fmt: skip
 
     def signature(self, config: BoundsConfig) -> BoundsSignature:
@@ -326,6 +358,48 @@ class LikelihoodBounds(ScoringModel):
             folds=config.num_folds if config.uses_folds else None, design=None if config.exact else config.design,
             seed=None if config.exact else config.seed,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SampledBounds:
+    """What the draws of B blocks give. See `BlockBounds` for the arrays."""
+
+    lower: evidence.Estimate
+    upper: evidence.Estimate
+    effective_draws: np.ndarray
+    degrees_of_freedom: np.ndarray
+    few_draws: np.ndarray
+
+
+def sampled_bounds(config: BoundsConfig, log_p: np.ndarray, lengths: np.ndarray, log_psi: np.ndarray) -> SampledBounds:
+    """Both bounds from log p(x | z) of all draws [B, K + M], of blocks of these lengths [B].
+
+    `log_psi` [B] is read where the surrogate is another model.
+    """
+    paired = config.design == "antithetic"
+    log_p = evidence.pair_means(log_p) if paired else log_p
+    split = config.num_surrogate // 2 if paired else config.num_surrogate
+    independent = log_p.shape[1]  # draws, or pairs, that each error is made of; the fewer of its two parts
+    if config.uses_folds:
+        lower, upper = evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, config.num_folds)
+    elif split:
+        lower = evidence.log_mean_exp(log_p[:, split:])
+        psi = evidence.log_mean_exp(log_p[:, :split]).value
+        upper = evidence.tangent_upper(log_p[:, split:], psi, log_p[:, :split])
+        independent = min(independent - split, split if split > 1 else independent)
+    else:
+        lower, upper = evidence.log_mean_exp(log_p), evidence.tangent_upper(log_p, log_psi)
+    # Draws that cannot differ have no error: one token, one step, a pair that holds both orders of two tokens.
+    varied = lengths > (2 if paired and config.generation.steps is None else 1)
+    if config.generation.num_possible_steps == 1:
+        varied = np.zeros_like(varied)
+    alike = (log_p == log_p[:, :1]).all(axis=1) & (independent < 2 * MIN_INDEPENDENT_DRAWS)
+    few = varied & ((independent < MIN_INDEPENDENT_DRAWS) | alike)
+    # Few draws that happen to be one and the same do not show an error of 0: they show none.
+    lower, upper = (evidence.Estimate(item.value, np.where(varied & alike, np.nan, item.stderr))
+                    for item in (lower, upper))  # fmt: skip
+    degrees = np.where(varied, independent - 1.0, np.inf)
+    return SampledBounds(lower, upper, evidence.effective_sample_size(log_p), degrees, few)
 
 
 def _surrogate_name(surrogate: Callable[..., Any]) -> str:

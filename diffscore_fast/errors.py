@@ -1,5 +1,15 @@
 """Typed errors. Each says what was wrong, where, and what to do."""
 
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# How libraries say in an error of no type of its own that memory ran out: torch's allocators on the CPU and on GPUs,
+# C++ (`std::bad_alloc`), and the system, when a file is mapped.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "annot allocate memory")
+
 
 class DiffScoreError(Exception):
     """Base of every error this package raises on purpose."""
@@ -27,3 +37,29 @@ class DeviceMemoryError(DiffScoreError, MemoryError):
 
 class DependencyError(DiffScoreError, ImportError):
     """An optional package or model that a feature needs and that is not installed."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: on a GPU, in torch's CPU allocator, in C++, numpy or Python."""
+    import torch  # late: `diffscore --help` needs none
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError) or type(error).__name__ == "SafetensorError":
+        return any(words in str(error) for words in OUT_OF_MEMORY)
+    return False
+
+
+@contextmanager
+def memory_named(message: str) -> Iterator[None]:
+    """Raise `DeviceMemoryError` with this message where memory runs out inside; one that has a name already passes."""
+    try:
+        yield
+    except DeviceMemoryError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(message) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from diffscore_fast import ops
 from diffscore_fast.arguments import checked_column, whole_number
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, check_name, load_model
 from diffscore_fast.backbones.network import Network
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import divide_memory
@@ -26,6 +27,10 @@ from diffscore_fast.text.checks import check_text
 from diffscore_fast.version import __version__
 
 ROWS_AT_ONCE = 4096
+# Of a run over a file: what a killed one loses at most, but for a row that takes longer by itself.
+PORTION_SECONDS = 3.0
+FIRST_SHARE = 16  # the first portion has this share of the largest: nothing is known about the time yet
+MAX_GROWTH = 8  # a portion's size over that of the one before
 PACKS_AT_ONCE = 8  # that a GPU gets before the host waits for them all
 Row = TypeVar("Row")
 Item = TypeVar("Item")
@@ -34,6 +39,9 @@ Result = TypeVar("Result")
 
 class ScoringModel:
     """A model that is ready to score: loaded, and checked once under `attention` for packing that changes no row.
+
+    On a CPU, with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch,
+    in every type; on a GPU, with other implementations and where transformers runs the model, they are to rounding.
 
     Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
     it was made with: the receiving process loads the model anew, and refuses one that has changed.
@@ -46,7 +54,8 @@ class ScoringModel:
         The model's default pattern if not given.
     device : str or torch.device
     dtype : torch.dtype, optional
-        bfloat16 where the processor multiplies it natively, else float32.
+        Of weights and hidden states. If not given, float32 on a CPU, whatever the processor, and the checkpoint's own
+        type on a GPU. bfloat16 is faster where the processor has units for it; see `load_model` for its price.
     memory : int, optional
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
         are sized to it. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
@@ -62,6 +71,7 @@ class ScoringModel:
                  device: str | torch.device = "cpu", dtype: torch.dtype | None = None,
                  memory: int | None = None, token_budget: int | None = None, cache_bytes: int | None = None,
                  implementation: str = "auto") -> None:  # fmt: skip
+        check_name(model)
         folder = Path(model) if str(model) not in EMBEDDED_MODELS and Path(model).is_dir() else None
         self._arguments: dict[str, Any] = {
             "model": folder.resolve() if folder is not None else model, "attention": attention, "device": device,
@@ -86,7 +96,7 @@ class ScoringModel:
         )  # fmt: skip
         names = self._runner.implementations
         if isinstance(backbone, Network):
-            # In C++ the body's products are made for float32 alone.
+            # In 16 bits "cpu" means the faster of what the CPU has: the C++ kernel, or torch's products in tiles.
             has_it = implementation in ops.LINEAR.implementations
             if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
                 backbone.implementation = implementation
@@ -115,6 +125,10 @@ class ScoringModel:
         if runner.backbone.device.type != "cpu":
             usual = max(usual, PACKS_AT_ONCE * runner.token_budget)
         return min(usual, runner.plan_tokens)
+
+    def _portion_seconds(self, by_time: bool) -> float | None:
+        """Seconds that a portion may take; None on a GPU, where other portions give other roundings."""
+        return PORTION_SECONDS if by_time and self._runner.backbone.device.type == "cpu" else None
 
     def _room(self, pattern: str, block_size: int = 0) -> int:
         """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
@@ -146,15 +160,35 @@ def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: st
     return made
 
 
-def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int) -> Iterator[list[Row]]:
-    """Cut a stream into lists of about `most` in size; it bounds memory, and what a killed run loses."""
+def portions(rows: Iterable[Row], size_of: Callable[[Row], int], most: int, seconds: float | None = None,
+             clock: Callable[[], float] = time.perf_counter) -> Iterator[list[Row]]:  # fmt: skip
+    """Cut a stream into lists of about `most` in size; it bounds memory, and what a killed run loses.
+
+    Parameters
+    ----------
+    rows : iterable
+    size_of : callable
+        Size of a row.
+    most : int
+        A list ends with the row that reaches it.
+    seconds : float, optional
+        Also bounds the time that the caller spends on a list: the first is small, and later ones have the size that
+        the lists before took about so long for.
+    clock : callable
+        Seconds from some moment on.
+    """
+    limit = most if seconds is None else min(most, max(1, most // FIRST_SHARE))
     portion: list[Row] = []
     size = 0
     for row in rows:
         portion.append(row)
         size += size_of(row)
-        if size >= most or len(portion) >= ROWS_AT_ONCE:
+        if size >= limit or len(portion) >= ROWS_AT_ONCE:
+            started = clock()
             yield portion
+            if seconds is not None:
+                spent = max(clock() - started, 1e-9)
+                limit = int(max(1, min(most, MAX_GROWTH * size, size * seconds / spent)))
             portion, size = [], 0
     if portion:
         yield portion

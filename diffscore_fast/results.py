@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import norm as normal
+from scipy.stats import t as student_t
 
 from diffscore_fast.arguments import real_number
 from diffscore_fast.engine.ragged import offsets_of, spread, take_segments
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 OK = "ok"
 TRUNCATED_SOURCE = "truncated_source"  # scored, the source cut as the policy says
 SKIPPED_REFERENCE = "skipped_reference"  # scored against the row's other references
+UNRELIABLE = "unreliable"  # bounded, by draws that are too few or too unequal for their own error
 EMPTY_CANDIDATE = "empty_candidate"
 EMPTY_SOURCE = "empty_source"
 EMPTY_TEXT = "empty_text"
@@ -27,10 +30,12 @@ NO_ELIGIBLE_TOKENS = "no_eligible_tokens"
 TOO_LONG = "too_long"
 INVALID_TEXT = "invalid_text"
 INVALID_RECORD = "invalid_record"
+NON_FINITE_SCORE = "non_finite_score"  # the model gives a token probability 0, or no number
 
-SCORED = frozenset({OK, TRUNCATED_SOURCE, SKIPPED_REFERENCE})
+SCORED = frozenset({OK, TRUNCATED_SOURCE, SKIPPED_REFERENCE, UNRELIABLE})
 # A block's estimate hangs on one draw when the effective sample size falls below this.
 LEAST_EFFECTIVE_DRAWS = 2.0
+MAX_Z = 30.0  # beyond, a tail of the normal distribution is hardly a number
 
 
 @dataclass(frozen=True)
@@ -254,6 +259,25 @@ class ScoreTable:
         tokens = [table.tokens for table in tables if table.tokens is not None]
         return replace(tables[0], **columns, tokens=TokenScores.join(tokens) if tokens else None)
 
+    def without_non_finite(self) -> ScoreTable:
+        """The table with status "non_finite_score", and no score, in rows whose score is infinite or no number."""
+        rows = [row for row, state in enumerate(self.status) if state in SCORED and not np.isfinite(self.scores[row])]
+        if not rows:
+            return self
+        columns = {name: getattr(self, name).copy() for name in _COLUMNS}
+        status, messages = list(self.status), list(self.messages)
+        for row in rows:
+            status[row], messages[row] = NON_FINITE_SCORE, non_finite_message("score", self.scores[row])
+        for column in columns.values():
+            column[rows] = np.nan if column.dtype == np.float64 else 0
+        tokens = self.tokens
+        if tokens is not None:
+            kept = np.ones(len(self), dtype=bool)
+            kept[rows] = False
+            own = tokens.take(np.flatnonzero(kept))
+            tokens = replace(own, offsets=offsets_of(np.diff(tokens.offsets) * kept))
+        return replace(self, **columns, status=status, messages=messages, tokens=tokens)
+
     def to_pandas(self) -> pandas.DataFrame:
         """A DataFrame with the columns score, stderr, tokens, status (needs pandas)."""
         import pandas
@@ -272,6 +296,10 @@ class BlockBounds:
         First token of the block in its text, and how many it has.
     lower, upper, exact, stderr_lower, stderr_upper, autoregressive : float64
         NaN where not asked for.
+    degrees_of_freedom : float64
+        Of the standard errors: independent draws less 1; +inf where the draws cannot differ, or were not needed.
+    few_draws : bool
+        Too few independent draws, or draws all alike, for an error that could be trusted.
     effective_draws : float64
         Effective sample size of the draws.
     distinct_states, visited_states : int64
@@ -287,11 +315,19 @@ class BlockBounds:
     exact: np.ndarray
     stderr_lower: np.ndarray
     stderr_upper: np.ndarray
+    degrees_of_freedom: np.ndarray
+    few_draws: np.ndarray
     autoregressive: np.ndarray
     effective_draws: np.ndarray
     distinct_states: np.ndarray
     visited_states: np.ndarray
     comparators: dict[str, np.ndarray]
+
+    def take(self, chosen: np.ndarray) -> BlockBounds:
+        """The blocks at these indices, in that order."""
+        columns = {item.name: getattr(self, item.name) for item in fields(BlockBounds)}
+        comparators = {name: values[chosen] for name, values in columns.pop("comparators").items()}
+        return BlockBounds(**{name: values[chosen] for name, values in columns.items()}, comparators=comparators)
 
 
 @dataclass(frozen=True)
@@ -307,6 +343,10 @@ class BoundsTable:
         log p(x), where computed.
     stderr_lower, stderr_upper : float64
         Standard errors; the two estimates share their noise.
+    degrees_lower, degrees_upper : float64
+        Degrees of freedom of the standard errors, from those of the blocks (Welch, Satterthwaite); +inf for no error.
+    few_draws : bool
+        Texts with a block of too few independent draws for an error of its own.
     autoregressive : float64
         log p(x) of the same network at block size 1, where asked for.
     num_tokens : int64
@@ -331,6 +371,9 @@ class BoundsTable:
     exact: np.ndarray
     stderr_lower: np.ndarray
     stderr_upper: np.ndarray
+    degrees_lower: np.ndarray
+    degrees_upper: np.ndarray
+    few_draws: np.ndarray
     autoregressive: np.ndarray
     num_tokens: np.ndarray
     effective_draws: np.ndarray
@@ -349,23 +392,44 @@ class BoundsTable:
 
     @property
     def unreliable(self) -> np.ndarray:
-        """Texts with a block where one draw holds most of the weight: error and interval cannot be trusted. bool [n]"""
-        return self.effective_draws < LEAST_EFFECTIVE_DRAWS  # False for NaN: no draws were weighed
+        """Texts whose error and interval cannot be trusted: their status is "unreliable". bool [n]
+
+        They have a block where one draw holds most of the weight, or one with fewer than 8 independent draws (pairs,
+        where orders are antithetic), or with draws all alike that need not be so.
+        """
+        # False for NaN: no draws were weighed.
+        return (self.effective_draws < LEAST_EFFECTIVE_DRAWS) | self.few_draws.astype(bool)
 
     def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
-        """[lower - z se, upper + z se] per text, in nats. Raises `InputError` for z below 0 or not finite."""
+        """[lower - w se, upper + w se] per text, in nats.
+
+        w is z where the error rests on many draws. Where it rests on few, it is the quantile of Student's t, at the
+        error's degrees of freedom, that is exceeded as rarely as z by a normal number (`student_widths`).
+
+        Raises
+        ------
+        InputError
+            For z below 0, above 30, or not finite.
+        """
         z = checked_z(z)
-        return _widened(self.lower, self.stderr_lower, -z), _widened(self.upper, self.stderr_upper, z)
+        low, high = student_widths(z, self.degrees_lower), student_widths(z, self.degrees_upper)
+        return _widened(self.lower, self.stderr_lower, -low), _widened(self.upper, self.stderr_upper, high)
 
     def perplexity_interval(self, z: float = 3.0) -> tuple[float, float]:
-        """Token-weighted perplexity of all texts with bounds: [exp(-(upper + z se) / n), exp(-(lower - z se) / n)]."""
+        """Token-weighted perplexity of all texts with bounds: [exp(-(upper + w se) / n), exp(-(lower - w se) / n)].
+
+        w as for `interval`.
+        """
         z, kept = checked_z(z), ~np.isnan(self.lower)
         tokens = self.num_tokens[kept].sum()
         if tokens == 0:
             return np.nan, np.nan
         low, high = (
-            widened_perplexity(value[kept], stderr[kept], self.keys[kept], tokens, widths)
-            for value, stderr, widths in ((self.upper, self.stderr_upper, z), (self.lower, self.stderr_lower, -z))
+            widened_perplexity(value[kept], stderr[kept], degrees[kept], self.keys[kept], tokens, side)
+            for value, stderr, degrees, side in (
+                (self.upper, self.stderr_upper, self.degrees_upper, z),
+                (self.lower, self.stderr_lower, self.degrees_lower, -z),
+            )
         )
         return low, high
 
@@ -384,15 +448,28 @@ class BoundsTable:
         sums = {name: placed(total(getattr(blocks, name))) for name in ("lower", "upper", "exact", "autoregressive")}
         errors = {name: placed(np.sqrt(total(getattr(blocks, name) ** 2)))
                   for name in ("stderr_lower", "stderr_upper")}  # fmt: skip
+        degrees = {
+            f"degrees_{side}": placed(combined_degrees(getattr(blocks, f"stderr_{side}"), blocks.degrees_of_freedom,
+                                                       text_of, len(rows)))
+            for side in ("lower", "upper")
+        }  # fmt: skip
         states = {name: placed(total(getattr(blocks, name)).astype(np.int64), fill=0)
                   for name in ("distinct_states", "visited_states")}  # fmt: skip
-        return BoundsTable(
-            **sums, **errors, **states, num_tokens=placed(lengths, fill=0), keys=placed(keys, fill=0),
-            effective_draws=placed(smallest),
+        few = placed(np.bincount(text_of, weights=blocks.few_draws, minlength=len(rows)) > 0, fill=0)
+        table = BoundsTable(
+            **sums, **errors, **degrees, **states, few_draws=few, num_tokens=placed(lengths, fill=0),
+            keys=placed(keys, fill=0), effective_draws=placed(smallest),
             comparators={name: placed(total(values)) for name, values in blocks.comparators.items()},
             status=status, messages=messages, signature=signature, blocks=blocks,
             block_offsets=offsets_of(placed(np.bincount(text_of, minlength=len(rows)), fill=0)),
         )  # fmt: skip
+        for row in np.flatnonzero(table.unreliable):
+            status[row] = UNRELIABLE
+            messages[row] = (
+                "a block has too few independent draws for an error of its own" if few[row]
+                else "one draw holds most of a block's weight"
+            ) + "; more orders, or the exact likelihood, are needed"  # fmt: skip
+        return table
 
     @staticmethod
     def join(tables: list[BoundsTable]) -> BoundsTable:
@@ -418,24 +495,58 @@ class BoundsTable:
         return replace(tables[0], **columns, blocks=BlockBounds(**blocks))  # type: ignore[arg-type]
 
 
+def non_finite_message(what: str, value: float) -> str:
+    """Why a row has no number although it was evaluated."""
+    if np.isnan(value):
+        return f"the {what} is not a number: the model returned NaN, or infinities that cancel"
+    return f"the {what} is {value}: the model gives a token of the text probability 0"
+
+
 def checked_z(z: Any) -> float:
     """The number of standard errors by which an interval is widened."""
     value = real_number("z", z)
     if not 0 <= value < np.inf:
         raise InputError(f"z must be a finite number of at least 0, not {z}")
+    if value > MAX_Z:
+        raise InputError(f"z must be at most {MAX_Z:g}, not {z}")
     return value
 
 
-def widened_perplexity(values: np.ndarray, stderr: np.ndarray, keys: np.ndarray, tokens: float, widths: float) -> float:
-    """exp(-(sum of values + widths se) / tokens), se that of the sum over texts.
+def student_widths(z: float, degrees: np.ndarray) -> np.ndarray:
+    """Standard errors to widen by: the quantile of Student's t that is exceeded as rarely as z by a normal number.
 
-    Errors of texts with equal keys are one error several times; others are independent.
+    z itself at infinitely many degrees of freedom. 4.5 for z = 3 and 7 degrees, 9.2 for 3, 235 for 1.
     """
-    _, group = np.unique(keys, return_inverse=True)
-    error = np.sqrt((np.bincount(group.ravel(), weights=stderr) ** 2).sum())
-    return float(np.exp(-_widened(values.sum(), error, widths) / tokens))
+    widths = student_t.isf(normal.sf(z), np.where(np.isfinite(degrees), degrees, 1.0))
+    return np.where(np.isposinf(degrees), z, np.where(np.isnan(degrees), np.nan, widths))
 
 
-def _widened(value: Any, stderr: Any, widths: float) -> Any:
+def combined_degrees(stderr: np.ndarray, degrees: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
+    """Degrees of freedom of each group's sum of independent errors (Welch and Satterthwaite), float64 [count].
+
+    (sum se^2)^2 / sum(se^4 / degrees); +inf for no error, NaN for an unknown one.
+    """
+    total = np.bincount(group, weights=stderr**2, minlength=count)
+    parts = np.bincount(
+        group, weights=np.where(stderr == 0, 0.0, stderr**4 / np.maximum(degrees, 1e-9)), minlength=count
+    )
+    ratio = np.divide(total**2, parts, out=np.full(count, np.inf), where=parts != 0)
+    return np.where(np.isnan(total), np.nan, ratio)
+
+
+def widened_perplexity(values: np.ndarray, stderr: np.ndarray, degrees: np.ndarray, keys: np.ndarray, tokens: float,
+                       z: float) -> float:  # fmt: skip
+    """exp(-(sum of values + w se) / tokens), se that of the sum over texts, w as `student_widths` has it for z.
+
+    A negative z widens downwards. Errors of texts with equal keys are one error several times; others are independent.
+    """
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    errors = np.bincount(group.ravel(), weights=stderr)
+    freedom = combined_degrees(errors, degrees[first], np.zeros(len(errors), np.int64), 1)
+    width = np.copysign(student_widths(abs(z), freedom)[0], z)
+    return float(np.exp(-_widened(values.sum(), np.sqrt((errors**2).sum()), width) / tokens))
+
+
+def _widened(value: Any, stderr: Any, widths: Any) -> Any:
     """value + widths stderr; an infinite value has no error to add."""
     return np.where(np.isinf(value), value, value + widths * stderr)

@@ -22,7 +22,7 @@ from diffscore_fast.results import (
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.spans import tokens_within
 from diffscore_fast.text.tagger import Tagger
-from diffscore_fast.text.tokenizer import Encoded, TextTokenizer
+from diffscore_fast.text.tokenizer import Encoded, TextTokenizer, count_of
 
 if TYPE_CHECKING:
     from diffscore_fast.scorer import ScoreConfig
@@ -96,8 +96,11 @@ class RowTokenizer:
         status, messages = [state for state, _ in checked], [message for _, message in checked]
         usable = [row for row, state in zip(rows, status, strict=True) if state == OK]
         texts = list(dict.fromkeys(text for row in usable for text in (row if config.needs_source else row[1:])))
-        encoded = dict(zip(texts, self._tokenizer.encode(texts), strict=True))
         room = _Room(config, self._frames(config), patterns)
+        # Where a source is cut, its tokens are counted; else a text that is too long need not be read to its end.
+        cuts = config.overlength == "truncate-source"
+        found = self._tokenizer.encode(texts) if cuts else self._tokenizer.encode_up_to(texts, room.most)
+        encoded = dict(zip(texts, found, strict=True))
         if config.mask_words != "all":
             targets = dict.fromkeys(text for row in usable for text in scored_texts(config, *row))
             encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.most))
@@ -108,7 +111,7 @@ class RowTokenizer:
                 continue
             candidate = encoded[candidate_text]
             source = encoded[source_text] if config.needs_source else _NOTHING
-            status[row], messages[row], truncated[row] = room.status(len(source.ids), len(candidate.ids))
+            status[row], messages[row], truncated[row] = room.status(source, candidate)
             source = source.head(len(source.ids) - truncated[row])
             scored = scored_texts(config, source, candidate)
             if status[row] in SCORED and not all(item.num_eligible for item in scored):
@@ -172,9 +175,10 @@ class _Room:
         """Tokens that all patterns have positions for."""
         return min(most for _, most in self.patterns)
 
-    def status(self, source: int, candidate: int) -> tuple[str, str, int]:
-        """Status and message of a row of that many tokens, and how many source tokens to cut."""
+    def status(self, source_tokens: Encoded, candidate_tokens: Encoded) -> tuple[str, str, int]:
+        """Status and message of a row of these tokens, and how many source tokens to cut."""
         config, name = self.config, self.config.context_name
+        source, candidate = len(source_tokens.ids), len(candidate_tokens.ids)
         if candidate == 0:
             return EMPTY_CANDIDATE, "the candidate has no tokens", 0
         if config.needs_source and source == 0:
@@ -182,13 +186,13 @@ class _Room:
         rooms = [self._beside(pattern, most, candidate) for pattern, most in self.patterns]
         room_candidate, room_source = (min(sizes) for sizes in zip(*rooms, strict=True))
         if candidate > room_candidate:
-            return TOO_LONG, f"the candidate has {candidate} tokens, the model takes {room_candidate}", 0
+            return TOO_LONG, f"the candidate has {count_of(candidate_tokens)}, the model takes {room_candidate}", 0
         if not config.needs_source or source <= room_source:
             return OK, "", 0
         if config.overlength == "truncate-source" and room_source >= 1:
             cut = source - room_source
             return TRUNCATED_SOURCE, f"the last {cut} of the {name}'s {source} tokens were cut", cut
-        return TOO_LONG, f"the {name} has {source} tokens, there is room for {max(room_source, 0)}", 0
+        return TOO_LONG, f"the {name} has {count_of(source_tokens)}, there is room for {max(room_source, 0)}", 0
 
     def _beside(self, pattern: PatternSpec, most: int, candidate: int) -> tuple[int, int]:
         """Tokens that candidate and source may have under a pattern.

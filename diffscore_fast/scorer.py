@@ -257,9 +257,11 @@ class DiffScorer(ScoringModel):
             self.spec.pattern(name)
 
     def score_batches(self, rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]], config: ScoreConfig,
-                      progress: Callable[[int], None] | None = None) -> Iterator[ScoreTable]:  # fmt: skip
+                      progress: Callable[[int], None] | None = None, *,
+                      by_time: bool = False) -> Iterator[ScoreTable]:  # fmt: skip
         """Score a stream of (source, candidate) rows in bounded memory: tables of consecutive rows, in order.
 
+        With `by_time`, on a CPU, a table also comes every few seconds, so that who stores them loses little.
         A value may be anything: what is not text becomes a status. The cuts between tables change no score. Where the
         configuration aggregates references, the first value of a row is the list of them.
         """
@@ -271,7 +273,7 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        cut = portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE))
+        cut = portions(rows, size_of, self._portion_tokens(TOKENS_AT_ONCE), self._portion_seconds(by_time))
         # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
         # fork would copy as they are.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
@@ -322,7 +324,7 @@ class DiffScorer(ScoringModel):
             result = self._reconstruct(contexts, targets, config, progress)
             if config.token_scores:
                 tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
-        return ScoreTable(
+        table = ScoreTable(
             scores=spread(result.scores, scored, count),
             stderr=spread(result.stderr, scored, count),
             num_tokens=spread(num_tokens, scored, count, fill=0),
@@ -337,6 +339,7 @@ class DiffScorer(ScoringModel):
             signature=self.signature(config),
             tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
         )
+        return table.without_non_finite()
 
     def signature(self, config: ScoreConfig) -> Signature:
         """What scores under this configuration depend on beside the row."""

@@ -7,11 +7,15 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import norm as normal
+from scipy.stats import t as student_t
 
 from diffscore_fast import LikelihoodBounds
 from diffscore_fast import bounds as bounds_module
+from diffscore_fast.bounds import BoundsConfig
 from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import InputError, UnsupportedPatternError
+from diffscore_fast.estimators.orders import Generation
 from diffscore_fast.estimators.trajectories import SampledOrders
 from tests.support.networks import dense_log_probs
 
@@ -142,6 +146,32 @@ def test_an_interval_that_hangs_on_one_draw_is_named(bounds, exact):
     assert not exact.unreliable.any()
 
 
+@pytest.mark.parametrize(("orders", "design", "few"), [(2, "independent", True), (4, "independent", False),
+                                                       (4, "antithetic", True), (8, "antithetic", False)])  # fmt: skip
+def test_few_independent_draws_are_unreliable_and_their_interval_wider(bounds, exact, orders, design, few):
+    texts = [*TEXTS, ""]
+    table = bounds.estimate(texts, orders=orders, surrogate_orders=orders, design=design)
+    low, high = table.interval()
+    pairs = 2 * orders if design == "independent" else orders
+    assert table.few_draws.tolist()[:2] == [few, few] and set(table.blocks.degrees_of_freedom) <= {pairs - 1.0, np.inf}
+    assert [state == "unreliable" for state in table.status] == table.unreliable.tolist()
+    assert [bool(message) for message in table.messages] == [*table.unreliable[:3], True]
+    shown = ~np.isnan(low)
+    assert (low <= table.lower - 3 * table.stderr_lower + 1e-9)[shown].all() and (high >= table.upper)[shown].all()
+    assert (table.degrees_lower[:2] >= pairs - 1 - 1e-9).all()  # errors of several blocks are known better than one's
+
+
+def test_draws_that_are_alike_by_chance_show_no_error():
+    """Three pairs of orders are all that a block of three tokens has; two equal ones are no proof of certainty."""
+    config = BoundsConfig(orders=2, surrogate_orders=2, design="antithetic")
+    log_p = np.full((4, 4), -5.0)
+    found = bounds_module.sampled_bounds(config, log_p, np.array([1, 2, 3, 4]), np.full(4, np.nan))
+    assert found.few_draws.tolist() == [False, False, True, True]
+    np.testing.assert_allclose(found.lower.stderr, [0, 0, np.nan, np.nan], atol=1e-12)
+    parallel = BoundsConfig(orders=2, surrogate_orders=2, generation=Generation(1))
+    assert not bounds_module.sampled_bounds(parallel, log_p, np.array([1, 2, 3, 4]), log_p[0]).few_draws.any()
+
+
 def test_no_texts_is_an_empty_table(bounds):
     for table in (bounds.exact([]), bounds.estimate([])):
         assert len(table) == 0 and np.isnan(table.perplexity_interval()).all()
@@ -188,7 +218,9 @@ def test_equal_texts_have_one_error_several_times(bounds):
     both = bounds.estimate(TEXTS[:2], **options)
     assert both.keys[0] != both.keys[1]
     error = np.sqrt((both.stderr_lower**2).sum())
-    expected = np.exp(-(both.lower.sum() - 3 * error) / both.num_tokens.sum())
+    width = student_t.isf(normal.sf(3.0), error**4 / (both.stderr_lower**4 / both.degrees_lower).sum())
+    assert 3.0 < width < 4.6
+    expected = np.exp(-(both.lower.sum() - width * error) / both.num_tokens.sum())
     assert both.perplexity_interval()[1] == pytest.approx(expected)
 
 

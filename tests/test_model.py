@@ -5,11 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from diffscore_fast import LikelihoodBounds
+from diffscore_fast.bounds import BoundsConfig
 from diffscore_fast.engine.profile import profile_run
+from diffscore_fast.estimators.masks import MaskDesign
+from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.model import one_ahead, portions
+from diffscore_fast.scorer import ScoreConfig
 
 
 def test_the_next_item_is_worked_on_while_the_caller_has_the_last():
@@ -85,3 +91,49 @@ def test_a_stream_in_portions_scores_as_its_rows_do(mini, monkeypatch, ahead):
 
 def test_portions_are_cut_by_size():
     assert list(portions([3, 1, 1, 5, 1], int, 4)) == [[3, 1], [1, 5], [1]]
+
+
+def timed_portions(seconds_of: Callable[[int, int], float], rows: int) -> list[int]:
+    """Sizes of portions of rows of size 1; the caller spends `seconds_of(number, size)` on each."""
+    now, sizes = 0.0, []
+
+    def clock() -> float:
+        return now
+
+    for portion in portions([1] * rows, int, 1600, 3.0, clock=clock):
+        sizes.append(len(portion))
+        now += seconds_of(len(sizes), len(portion))
+    return sizes
+
+
+@pytest.mark.parametrize("speed", [0.01, 5.0, 300.0, 1e9])
+def test_portions_are_cut_by_time_too(speed):
+    """At any speed: the first portion is small, those that follow take at most three seconds, and none grows fast."""
+    sizes = timed_portions(lambda number, size: size / speed, 9000)
+    assert sum(sizes) == 9000 and sizes[0] == 100 and max(sizes) == min(1600, max(100, int(3 * speed)))
+    assert all(size / speed <= max(3.0, 1 / speed) for size in sizes[1:])
+    assert all(later <= 8 * earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
+
+
+def test_a_slow_moment_makes_portions_small_for_a_moment_only():
+    sizes = timed_portions(lambda number, size: 100.0 if number == 3 else size / 1000.0, 20_000)
+    assert sizes[:8] == [100, 800, 1600, 48, 384, 1600, 1600, 1600]
+
+
+@pytest.mark.parametrize("command", ["score", "bound"])
+def test_a_run_over_a_file_stores_its_rows_every_few_seconds(mini, monkeypatch, command):
+    """And the scores are those of one portion, bit for bit."""
+    monkeypatch.setattr("diffscore_fast.model.PORTION_SECONDS", 1e-9)  # every row takes longer
+    monkeypatch.setattr("diffscore_fast.model.FIRST_SHARE", 1 << 20)
+    texts = ["A", "It rained on the mat.", "A cat.", "The dog looked at the cat."]
+    if command == "score":
+        config = ScoreConfig(direction="marginal", reconstruction=ReconstructionConfig(design=MaskDesign(4)))
+        cut = list(mini.score_batches([(None, text) for text in texts], config, by_time=True))
+        (whole,) = mini.score_batches([(None, text) for text in texts], config)
+        got, expected = [table.scores[0] for table in cut], whole.scores
+    else:
+        bounds, settings = LikelihoodBounds("mini", block_size=4), BoundsConfig(exact=True)
+        cut = list(bounds.bound_batches(texts, settings, by_time=True))
+        (whole,) = bounds.bound_batches(texts, settings)
+        got, expected = [table.exact[0] for table in cut], whole.exact
+    assert [len(table.status) for table in cut] == [1, 1, 1, 1] and got == list(expected)

@@ -13,6 +13,7 @@ import torch
 from diffscore_fast import DiffScorer, scorer
 from diffscore_fast.calibration import calibrate
 from diffscore_fast.errors import InputError, UnsupportedPatternError
+from tests.support.products import stands_in
 
 SOURCES = [
     "Two passengers found dead on a cruise ship in Puerto Rico appear to have died in a murder-suicide.",
@@ -65,13 +66,29 @@ def test_scores_do_not_depend_on_budgets_or_batches(conditional, monkeypatch):
     assert table.tokens.offsets.tolist() == np.cumsum([0, *table.num_tokens]).tolist()
 
 
-def test_bfloat16_scores_do_not_depend_on_neighbours_either():
+def test_bfloat16_scores_are_the_same_bits_alone_and_in_company():
+    """1,000 random short pairs: all together, in portions of other sizes and another order, and 150 singly.
+
+    Where products are stand-ins for units that the processor lacks, fewer: they take ten times as long.
+    """
     low = DiffScorer("mini", dtype=torch.bfloat16)
-    together = low.score(SOURCES[2:], CANDIDATES[2:], draws=1)
-    alone = [low.score([source], [candidate], draws=1).scores[0]
-             for source, candidate in zip(SOURCES[2:], CANDIDATES[2:], strict=True)]  # fmt: skip
-    np.testing.assert_allclose(together.scores, alone, atol=5e-3)
-    assert "dtype:bfloat16" in str(together.signature)
+    generator = np.random.default_rng(3)
+    words = " ".join(SOURCES + CANDIDATES).split()
+    slow = stands_in()
+    count, singles = (60, 12) if slow else (1000, 150)
+    sources, candidates = (
+        [" ".join(generator.choice(words, size)) for size in generator.integers(1, most, count)] for most in (9, 4)
+    )
+    options = dict(draws=1, mask_ratios="uniform")
+
+    def score(rows: np.ndarray) -> np.ndarray:
+        return low.score([sources[i] for i in rows], [candidates[i] for i in rows], **options).scores
+
+    together, order = score(np.arange(count)), generator.permutation(count)
+    assert np.isfinite(together).all()
+    portions = np.split(order, np.cumsum(generator.integers(2, 40, count // 40)))
+    for portion in (*portions, *order[:singles, None]):
+        assert np.array_equal(score(portion), together[portion])
 
 
 def test_reverse_is_conditional_with_the_texts_exchanged(mini):

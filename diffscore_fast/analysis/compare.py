@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from scipy.stats import bootstrap, permutation_test
 
-from diffscore_fast.arguments import checked_seed, whole_number
+from diffscore_fast.arguments import MAX_RESAMPLES, check_at_most, checked_seed, whole_number
 from diffscore_fast.errors import InputError
 from diffscore_fast.results import SCORED, ScoreTable
 
@@ -141,3 +141,4 @@ def check_resampling(resamples: int, confidence: float) -> None:
         raise InputError(f"confidence must lie between 0 and 1, not {confidence}")
     if whole_number("resamples", resamples) < 1:
         raise InputError(f"resamples must be at least 1, not {resamples}")
+    check_at_most("resamples", resamples, MAX_RESAMPLES)

@@ -56,7 +56,9 @@ class BertBackbone(Network):
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         hidden = self.embedding_norm(self.words(tokens) + self.positions(positions) + self.types(types))
-        return hidden if self.projection is None else self.projection(hidden)
+        if self.projection is None:
+            return hidden
+        return self._linear(hidden, self.projection.weight, self.projection.bias)
 
     def attention_inputs(
         self, layer: int, hidden: Tensor, positions: Tensor, query_rows: Tensor | None = None

@@ -129,12 +129,20 @@ def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], defaul
     )  # fmt: skip
 
 
-def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str) -> None:
-    """Fill a network from tensors in its family's layout, strictly: none missing, none left over."""
+def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *, tied: bool = True) -> None:
+    """Fill a network, which may be on the meta device, from tensors in its family's layout, strictly.
+
+    None may be missing and none left over. The network is float32 then. `tied` is false where config.json says that
+    the output head is not the embedding: its own tensor must be there, and be equal.
+    """
     family = FAMILIES[backbone.spec.family]
     weights = {_modern_name(name): item for name, item in weights.items()
                if name != f"{family.base}.embeddings.position_ids" and not name.startswith(family.unused)}  # fmt: skip
     for copy, original in family.copies.items():
+        if not tied and copy.endswith(".weight") and not {copy, original} <= set(weights):
+            lacking = original if copy in weights else copy
+            raise CheckpointError(f"{where}: tensor {lacking} is missing, where config.json has tie_word_embeddings = "
+                                  "false; an output head of its own was never trained or not stored")  # fmt: skip
         if copy in weights and not torch.equal(weights[copy], weights.setdefault(original, weights[copy])):
             raise CheckpointError(f"{where}: {copy} differs from {original}; only a tied output head can be loaded")
         weights.pop(copy, None)
@@ -155,9 +163,9 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str) -
             f"{backbone.spec.num_layers} layers; missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
         )
     if backbone.spec.family == "distilbert":  # it has no token types
-        state["types.weight"] = torch.zeros_like(backbone.types.weight)
+        state["types.weight"] = torch.zeros(backbone.types.weight.shape, dtype=torch.float32, device="cpu")
     try:
-        backbone.load_state_dict(state, strict=True)
+        backbone.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
         raise CheckpointError(f"{where}: tensor shapes do not match config.json: {error}") from None
 

@@ -122,4 +122,4 @@ class LlamaBackbone(Network):
 def _frequencies(base: float, width: int, device: torch.device) -> Tensor:
     """Radians a position of the components of a head, float32 [width / 2]."""
     # On the host, so that every device turns by the same angles.
-    return (1.0 / base ** (torch.arange(0, width, 2).float() / width)).to(device)
+    return (1.0 / base ** (torch.arange(0, width, 2, device="cpu").float() / width)).to(device)

@@ -94,7 +94,7 @@ LLAMA_FAMILIES = {
     "Dream": Family(
         architectures=("DreamModel",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
-        fixed={"hidden_act": "silu"}, absent=("rope_scaling", "use_sliding_window"),
+        fixed={"hidden_act": "silu"}, absent=("use_sliding_window",),
         words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
@@ -102,7 +102,7 @@ LLAMA_FAMILIES = {
     "llama": Family(
         architectures=("LlamaForCausalLM",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
-        fixed={"hidden_act": "silu"}, absent=("rope_scaling", "attention_bias", "mlp_bias"),
+        fixed={"hidden_act": "silu"}, absent=("attention_bias", "mlp_bias"),
         words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=False, tied_head="tie_word_embeddings", logit_shift=1, states_patterns=True,
@@ -132,7 +132,7 @@ def build_llama(
     other += [f"{item} = {config[item]!r}" for item in family.absent if config.get(item)]
     if other:
         raise CheckpointError(f"{where}: {', '.join(other)}: not known in models of type {config['model_type']!r}")
-    found = _numbers(config, family, where)
+    found = _numbers({**config, **_rope_theta(config, where)}, family, where)
     size, heads, key_heads = (found[item] for item in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if size % (2 * heads) or heads % key_heads or found["mask_token_id"] >= found["vocab_size"]:
         raise CheckpointError(f"{where}: {size} dimensions, {heads} heads, {key_heads} key-value heads, mask token "
@@ -154,6 +154,39 @@ def build_llama(
         ).eval()  # fmt: skip
 
 
+def _rope_theta(config: dict, where: str) -> dict[str, Any]:
+    """The base of rotary positions where `rope_parameters` or `rope_scaling` state it; nothing where they do not.
+
+    transformers 5 writes `rope_parameters`: {"rope_type": "default", "rope_theta": 10000.0}.
+
+    Raises
+    ------
+    CheckpointError
+        If they ask for other rotary positions than the plain ones, or for another base than `rope_theta`.
+    """
+    found: dict[str, Any] = {}
+    for field in ("rope_parameters", "rope_scaling"):
+        stated = config.get(field)
+        if stated is None:
+            continue
+        if not isinstance(stated, dict):
+            raise CheckpointError(f"{where}: {field} must be an object or null, not {stated!r}")
+        kinds = {str(stated[item]) for item in ("rope_type", "type") if stated.get(item) is not None}
+        others = [item for item in stated if item not in ("rope_type", "type", "rope_theta")
+                  and not (item == "partial_rotary_factor" and stated[item] in (None, 1))]  # fmt: skip
+        if kinds - {"default"} or others:
+            kind = ", ".join(sorted(kinds - {"default"})) or f"default with {', '.join(map(str, others))}"
+            raise CheckpointError(f"{where}: {field} of type {kind}: only plain rotary positions (type default) are "
+                                  "known here")  # fmt: skip
+        theta = stated.get("rope_theta")
+        before = found.get("rope_theta", config.get("rope_theta"))
+        if theta is not None and before is not None and theta != before:
+            raise CheckpointError(f"{where}: {field} has rope_theta = {theta!r}, another place of the file {before!r}")
+        if theta is not None:
+            found["rope_theta"] = theta
+    return found
+
+
 def _numbers(config: dict, family: Family, where: str) -> dict[str, Any]:
     """The family's fields under transformers' names, checked to be numbers above 0."""
     found: dict[str, Any] = {}
@@ -172,6 +205,7 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
     """Fill a network from a family's files, strictly, a tensor at a time: no more than the model is held in memory."""
     stored = StoredTensors(files)
     expected = backbone.state_dict()
+    _check_tied_head(backbone, stored, files[0].parent)
     state: dict[str, torch.Tensor] = {}
     missing: list[str] = []
     for ours, theirs in _names(backbone):
@@ -197,6 +231,17 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
         )
     backbone.load_state_dict(state, strict=True, assign=True)
     backbone.requires_grad_(False)
+
+
+def _check_tied_head(backbone: LlamaBackbone, stored: StoredTensors, where: Path) -> None:
+    """Take a head that is stored beside the embedding it is tied to, and refuse one that differs."""
+    family = LLAMA_FAMILIES[backbone.spec.family]
+    words, head = f"{family.words}.weight", f"{family.head}.weight"
+    if backbone.head is not None or not {words, head} <= stored.names:
+        return
+    if not torch.equal(stored.take(head), stored.look(words)):
+        raise CheckpointError(f"{where}: tensor {head} differs from {words}, where config.json has {family.tied_head} "
+                              "= true")  # fmt: skip
 
 
 def _rows(spec: BackboneSpec, ours: str, whole: torch.Tensor) -> list[int]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec
-from diffscore_fast.ops import AUTO, LINEAR, linear
+from diffscore_fast.ops import AUTO, linear
+from diffscore_fast.ops.linear import resolve_linear
 
 
 class Network(nn.Module):
@@ -32,8 +33,7 @@ class Network(nn.Module):
     @property
     def linear_implementation(self) -> str:
         """What the products of the body resolve to when scoring."""
-        wanted = "reference" if self.implementation == AUTO and self.dtype != torch.float32 else self.implementation
-        return LINEAR.resolve(self.device, wanted).name
+        return resolve_linear(self.device, self.dtype, self.implementation).name
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
         return linear(x, weight, bias, implementation=self.implementation, **epilogue)

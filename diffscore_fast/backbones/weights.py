@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diffscore_fast.errors import CheckpointError
+from diffscore_fast.errors import CheckpointError, is_out_of_memory
 
 SCALE_SUFFIX = ".row_scale"
+# safetensors' names of the types that weights are read in; a network computes with what it reads, as it is.
+FLOATS = {"F32": torch.float32, "F64": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+INDICES = ("I64", "I32", "BOOL")  # tables of places, as older checkpoints hold them beside their weights
+POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,12 +46,20 @@ def save_weights(path: Path, weights: dict[str, Tensor], *, eight_bit: bool) -> 
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file to float tensors by name, 8-bit rows dequantised."""
+    """Read a safetensors file to float tensors by name, 8-bit rows dequantised.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or a tensor is of a type that means nothing without scales.
+    """
     try:
         stored = load_file(str(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; a model folder needs model.safetensors") from None
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError, KeyError) as error:  # the last two: a type that torch lacks
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -56,6 +70,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             if scale is None or scale.shape != tensor.shape[:1]:
                 raise CheckpointError(f"{path}: 8-bit tensor {name} lacks its {SCALE_SUFFIX} [{tensor.shape[0]}]")
             tensor = tensor.float() * scale[:, None]
+        elif not _is_readable(tensor.dtype) and not name.endswith("position_ids"):
+            raise CheckpointError(_unreadable(f"{path}: tensor {name}", tensor.dtype))
         weights[name] = tensor
     return weights
 
@@ -79,6 +95,8 @@ class StoredTensors:
             try:
                 opened: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
+                if is_out_of_memory(error):
+                    raise
                 raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
             if twice := self.names.intersection(opened.keys()):
                 raise CheckpointError(f"{path}: {min(twice)} is in another file, too")
@@ -94,13 +112,85 @@ class StoredTensors:
 
         It may be the file itself, mapped into memory.
         """
-        try:
-            tensor: Tensor = self._where.pop(name).get_tensor(name)
-        except (SafetensorError, AttributeError, RuntimeError) as error:  # a type that torch lacks
-            raise CheckpointError(f"tensor {name} cannot be read ({error})") from None
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"tensor {name} is of {tensor.dtype}; weights must be float32, bfloat16 or float16")
+        tensor = self.look(name)
+        del self._where[name]
         return tensor
+
+    def look(self, name: str) -> Tensor:
+        """The same, and it stays among the names."""
+        try:
+            tensor: Tensor = self._where[name].get_tensor(name)
+        except (SafetensorError, AttributeError, RuntimeError) as error:  # a type that torch lacks
+            if is_out_of_memory(error):
+                raise
+            raise CheckpointError(f"tensor {name} cannot be read ({error})") from None
+        if not _is_readable(tensor.dtype):
+            raise CheckpointError(_unreadable(f"tensor {name}", tensor.dtype))
+        return tensor
+
+
+def check_stored(files: list[Path]) -> None:
+    """Refuse files with a weight in a type that means nothing without scales, before another library casts it.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first such tensor.
+    """
+    for path in files:
+        for name, kind, _ in _headers(path):
+            is_index = kind in INDICES and not name.endswith((".weight", ".bias"))
+            if kind not in FLOATS and not is_index:
+                raise CheckpointError(_unreadable(f"{path}: tensor {name}", kind))
+
+
+def stored_dtype(files: list[Path]) -> torch.dtype:
+    """The type of most floating-point numbers in the files; 8-bit rows count as float32, the type of their scales."""
+    numbers: dict[torch.dtype, int] = {}
+    for path in files:
+        for _, kind, count in _headers(path):
+            dtype = torch.float32 if kind == "I8" else FLOATS.get(kind)
+            if dtype is not None:
+                numbers[dtype] = numbers.get(dtype, 0) + count
+    return max(numbers, key=lambda dtype: numbers[dtype], default=torch.float32)
+
+
+def check_no_pointer(path: Path) -> None:
+    """Refuse what Git LFS leaves in the place of a file that it has not fetched.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is such a pointer.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`, or "
+                                  "the model with `hf download`")  # fmt: skip
+
+
+def _headers(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Name, type (as safetensors calls it) and number of elements of every tensor of a file, without reading it."""
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it is no dict
+                part = opened.get_slice(name)
+                yield name, str(part.get_dtype()), math.prod(part.get_shape())
+    except (SafetensorError, OSError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+
+
+def _is_readable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _unreadable(what: str, dtype: Any) -> str:
+    return (f"{what} is of {dtype}; weights must be float32, bfloat16 or float16: of a quantised checkpoint, load the "
+            "original one")  # fmt: skip
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -112,6 +202,7 @@ def weight_files(folder: Path) -> list[Path]:
         If there are none, the index is damaged, or a file that it names is not there.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    check_no_pointer(index)
     if whole.is_file() or not index.is_file():
         files = [whole]
     else:

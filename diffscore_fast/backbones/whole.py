@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
-from diffscore_fast.errors import CheckpointError
+from diffscore_fast.errors import CheckpointError, is_out_of_memory
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.text.tokenizer import ControlTokens
 
@@ -49,7 +50,7 @@ class TransformersBackbone:
             and getattr(network.config, "type_vocab_size", 0) > 1
         )
         self._decoder = decoder
-        probe = (torch.arange(8) * 7919 % spec.vocab_size)[None]
+        probe = (torch.arange(8, device=decoder.weight.device) * 7919 % spec.vocab_size)[None]
         with torch.inference_mode():
             expected = network(input_ids=probe).logits[0].float().log_softmax(-1)
             encoder.forward = _hand_on
@@ -125,12 +126,14 @@ def load_whole(folder: Path, name: str, config: dict, mask_id: int, control: Con
             "`pip install 'diffscore_fast[transformers]'`"
         ) from None
     try:
-        with _quiet(transformers):
+        with _quiet(transformers), _defaults_of_torch():
             network, report = transformers.AutoModelForMaskedLM.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
                 output_loading_info=True,
             )  # fmt: skip
     except Exception as error:  # it raises what its parts happen to raise
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{folder}: transformers loads no masked language model of type {kind!r} from it: "
                               f"{(str(error).strip() or type(error).__name__).splitlines()[0]}") from None  # fmt: skip
     missing = sorted(report["missing_keys"]) + sorted(str(item) for item in report["mismatched_keys"])
@@ -170,6 +173,25 @@ def _position_limit(network: Any, folder: Path) -> int:
     tables = [item for name, item in network.named_modules() if name.endswith("position_embeddings")]
     return limit - max((item.padding_idx + 1 for item in tables if getattr(item, "padding_idx", None) is not None),
                        default=0)  # fmt: skip
+
+
+@contextmanager
+def _defaults_of_torch() -> Iterator[None]:
+    """torch's own defaults while transformers makes a network, and its random streams as they were afterwards.
+
+    Tables that a network computes for itself are made in the default type and on the default device, and parameters
+    get random numbers before weights are read.
+    """
+    dtype, streams = torch.get_default_dtype(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"), torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_rng_state(streams[0])
+        np.random.set_state(streams[1])
+        random.setstate(streams[2])
 
 
 @contextmanager

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
-from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import FileRun, number
+from diffscore_fast.cli.model import faster_type, model_arguments
+from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.results import SCORED, BoundsTable, checked_z, widened_perplexity
 
 RESAMPLES = 400
-TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "autoregressive", "distinct_states",
-          "visited_states")  # fmt: skip
+TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "degrees_lower", "degrees_upper",
+          "autoregressive", "distinct_states", "visited_states")  # fmt: skip
 EXACT_BY_DEFAULT = 8  # largest block size whose lattice costs about as much as sampled orders (255 states a block)
 
 
@@ -55,11 +55,11 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     run = FileRun(input_path, output_path, {"--text-column": options["text_column"]}, added,
                   prefix=options["output_prefix"], quiet=options["quiet"],
                   input_format=options["input_format"], output_format=options["output_format"],
-                  resume=options["resume"])  # fmt: skip
+                  dialect=dialect_options(options), resume=options["resume"])  # fmt: skip
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
-        return bounds.bound_batches((text for (text,) in rows), config, progress)
+        return bounds.bound_batches((text for (text,) in rows), config, progress, by_time=True)
 
     def fields(record: Record, table: BoundsTable, row: int) -> dict[str, Any]:
         if table.status[row] in SCORED:
@@ -81,7 +81,8 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         run.abandon()
         raise
     kind = "exact" if config.exact else "lower bound, upper bound"
-    run.finish(totals.lines(z, config), bounds.signature(config), kind)
+    signature = bounds.signature(config)
+    run.finish(totals.lines(z, config) + faster_type(options, signature.dtype), signature, kind)
     return run.failed() > 0
 
 
@@ -100,9 +101,18 @@ class _Totals:
         self._unreliable += bool(table.unreliable[row])
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
-        tokens, lower, upper, error_lower, error_upper, autoregressive, distinct, visited = (
-            np.array(self._columns[name]) for name in TOTALS
-        )
+        (
+            tokens,
+            lower,
+            upper,
+            error_lower,
+            error_upper,
+            freedom_lower,
+            freedom_upper,
+            autoregressive,
+            distinct,
+            visited,
+        ) = (np.array(self._columns[name]) for name in TOTALS)
         if not len(tokens):
             return []
         total = tokens.sum()
@@ -111,8 +121,9 @@ class _Totals:
             return f"{np.exp(-value / total):.3f}"
 
         keys = np.array(self._keys)
-        low, high = (f"{widened_perplexity(values, errors, keys, total, widths):.3f}"
-                     for values, errors, widths in ((upper, error_upper, z), (lower, error_lower, -z)))  # fmt: skip
+        low, high = (f"{widened_perplexity(values, errors, freedom, keys, total, side):.3f}"
+                     for values, errors, freedom, side in ((upper, error_upper, freedom_upper, z),
+                                                           (lower, error_lower, freedom_lower, -z)))  # fmt: skip
         lines = [("tokens", f"{int(total):,}")]
         if config.exact:
             lines.append(("perplexity", perplexity(lower.sum())))
@@ -131,6 +142,7 @@ class _Totals:
             lines.append(("autoregressive perplexity", perplexity(autoregressive.sum())))
         lines.append(("states evaluated", f"{int(distinct.sum()):,} of {int(visited.sum()):,}"))
         if self._unreliable:
-            lines.append(("warning", f"in {self._unreliable} texts one draw holds most of a block's weight; "
-                          "more orders, or exact, are needed"))  # fmt: skip
+            lines.append(("warning", f"in {self._unreliable} texts a block has too few independent draws for an error "
+                          "of its own, or one draw holds most of its weight; more orders, or exact, are "
+                          "needed"))  # fmt: skip
         return lines

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from diffscore_fast.arguments import MAX_SAMPLED_ROWS, check_at_most
 from diffscore_fast.calibration import calibrate
+from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import check_column
+from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.errors import InputError
+from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.io.files import RowReader, open_reader
 from diffscore_fast.results import InvalidRecord
 from diffscore_fast.scorer import DiffScorer
@@ -26,9 +28,14 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
         If the file or the model cannot be used, or no row can be scored.
     """
     columns = options["source_column"], options["candidate_column"]
-    reader = open_reader(input_path, options["input_format"])
+    MaskDesign(options["draws"], coupling="independent")  # refuses what cannot be, before anything is read
+    check_at_most("--rows", options["rows"], MAX_SAMPLED_ROWS)
+    dialect = dialect_options(options)
+    reader = open_reader(input_path, options["input_format"], dialect)
+    dialect.check_used(reader.format)
     rows = _sample(reader, columns, options["rows"], options["seed"])
     scorer = DiffScorer(model, **model_arguments(options))
+    say_remarks(reader)
     comparisons = calibrate(scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"],
                             seed=options["seed"])  # fmt: skip
     if not comparisons[0].rows:

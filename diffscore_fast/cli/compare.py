@@ -7,19 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
 from diffscore_fast.analysis.heatmap import printable
+from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import check_column
+from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.cli.score import context_column, make_config
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
 from diffscore_fast.io.input import STANDARD_STREAM
-from diffscore_fast.io.record import FileFormat, Record
+from diffscore_fast.io.record import Record
 from diffscore_fast.results import SCORED, TOO_LONG, InvalidRecord, ScoreTable, Signature
 from diffscore_fast.scorer import DiffScorer
 
@@ -86,14 +86,12 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     if len(paths) == 1:
         if id_column is not None:
             raise InputError("--id-column joins two files; one file needs none")
-        records = _read(
-            paths[0], [("--candidate-columns", column) for column in columns], context, options["input_format"]
-        )
+        (records,) = _read(paths[:1], [("--candidate-columns", column) for column in columns], context, options)
         a, b = ([_values(record, context, column) for record in records] for column in columns)
         return Pairs([f"line {record.line}" for record in records], a, b, {})
     needed = [("--candidate-column", options["candidate_column"])]
     needed += [] if id_column is None else [("--id-column", id_column)]
-    both = [_read(path, needed, context, options["input_format"]) for path in paths]
+    both = _read(paths, needed, context, options)
     unmatched: dict[str, int] = {}
     if id_column is not None:
         both, names, unmatched = _joined(paths, both, id_column)
@@ -111,17 +109,24 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     return Pairs(names, a, b, unmatched)
 
 
-def _read(path: str, columns: list[tuple[str, str]], context: tuple[str, str] | None,
-          file_format: FileFormat | None) -> list[Record]:  # fmt: skip
-    """All records of a file that has the columns."""
-    records = list(open_reader(path, file_format))
-    present = dict.fromkeys(key for record in records if record.fields is not None for key in record.fields)
-    if records and not present:
-        raise InputError(f"{path} has no row that can be read: {records[0].problem or 'no fields'}")
-    for option, column in columns if context is None else [context, *columns]:
-        if present:
-            check_column(path, present, column, option)
-    return records
+def _read(paths: tuple[str, ...], columns: list[tuple[str, str]], context: tuple[str, str] | None,
+          options: dict[str, Any]) -> list[list[Record]]:  # fmt: skip
+    """All records of each file; every file has the columns."""
+    dialect = dialect_options(options)
+    readers = [open_reader(path, options["input_format"], dialect) for path in paths]
+    dialect.check_used(*(reader.format for reader in readers))
+    read = []
+    for reader in readers:
+        records = list(reader)
+        present = dict.fromkeys(key for record in records if record.fields is not None for key in record.fields)
+        if records and not present:
+            raise InputError(f"{reader.path} has no row that can be read: {records[0].problem or 'no fields'}")
+        for option, column in columns if context is None else [context, *columns]:
+            if present:
+                check_column(reader.path, present, column, option)
+        say_remarks(reader)
+        read.append(records)
+    return read
 
 
 def _values(record: Record, context: tuple[str, str] | None, candidate: str) -> tuple[Any, Any]:

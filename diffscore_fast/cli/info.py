@@ -7,13 +7,14 @@ from importlib import metadata
 from itertools import takewhile
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from diffscore_fast import ops
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, default_dtype, load_model
+from diffscore_fast.backbones.load import EMBEDDED_MODELS, LoadedModel, load_model, multiplies_bfloat16
 from diffscore_fast.backbones.spec import WholeBackbone
-from diffscore_fast.ops.extension import brgemm_unavailable, instruction_set
+from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.model import FASTER_TYPE
+from diffscore_fast.ops.extension import brgemm_unavailable, generated_code_unavailable, instruction_set
 from diffscore_fast.version import __version__
 
 PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "pyarrow", "transformers")
@@ -39,6 +40,8 @@ def print_info(model: str | None = None) -> None:
     if (loops := instruction_set()) is not None:
         processor.append(f"C++ kernels: {loops} loops")
     table.add_row("processor", ", ".join(processor))
+    if (denied := generated_code_unavailable()) is not None:
+        table.add_row("generated code", f"{denied}; own loops run in oneDNN's place")
     devices = [torch.device("cpu")]
     for index in range(torch.cuda.device_count()):
         devices.append(torch.device("cuda", index))
@@ -54,8 +57,11 @@ def print_info(model: str | None = None) -> None:
         table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.fingerprint[:12]}")
         table.add_row("reads", _reads(loaded))
     for device in devices:
-        table.add_row(f"default type on {device}", str(default_dtype(device)).removeprefix("torch."))
+        own = "float32" if device.type == "cpu" else "the checkpoint's own"
+        table.add_row(f"default type on {device}", own)
         if device.type == "cpu":
+            units = FASTER_TYPE if multiplies_bfloat16() else "this processor has no units for it, and gains nothing"
+            table.add_row("--dtype bfloat16 on cpu", units)
             reason = brgemm_unavailable(torch.bfloat16)
             made = "by brgemm" if reason is None else f"in float32: {reason}"
             table.add_row("bfloat16 logits, attention on cpu", made)

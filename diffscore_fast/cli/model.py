@@ -6,7 +6,19 @@ from typing import Any
 
 import torch
 
+from diffscore_fast.backbones.load import multiplies_bfloat16
 from diffscore_fast.engine.memory import parse_size
+
+# Measured on one processor with AVX-512 BF16 with `mini`: SummEval and SFRES, root mean square per row.
+FASTER_TYPE = (
+    "about 1.9 times as fast on this processor; moves scores by 0.002 to 0.004 nats per token (root mean square)"
+)
+
+
+def faster_type(options: dict[str, Any], dtype: str) -> list[tuple[str, str]]:
+    """The summary's line about bfloat16: where a CPU that has units for it computed in float32, else nothing."""
+    on_cpu = torch.device(options["device"]).type == "cpu"
+    return [("--dtype bfloat16", FASTER_TYPE)] if on_cpu and dtype == "float32" and multiplies_bfloat16() else []
 
 
 def model_arguments(options: dict[str, Any]) -> dict[str, Any]:

@@ -5,29 +5,44 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.terminal import drop_unwritten, in_words
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
-from diffscore_fast.io.files import open_reader, open_writer
+from diffscore_fast.io.dialect import AUTO, DialectOptions
+from diffscore_fast.io.files import RowReader, open_reader, open_writer
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.journal import Journal
-from diffscore_fast.io.output import partial_path, state_path
+from diffscore_fast.io.output import RowWriter, partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
+from diffscore_fast.text.checks import kind_of
 
-RECORDS_LOOKED_AT = 100  # for column names, before the model is loaded
+PROGRESS_SECONDS = 30.0
+RECORDS_LOOKED_AT = 100  # for column names and common faults, before the model is loaded
+# Where none of them can be read, the search for one that can goes on so far.
+MAX_RECORDS_LOOKED_AT = 10_000
+MAX_BYTES_LOOKED_AT = 64 << 20
+
+_FAULT_ADVICE: dict[FileFormat, str] = {
+    "jsonl": ". If the file has another format, name it with --format",
+    "csv": ". If the file has another delimiter or quoting, name it with --delimiter or --quoting",
+    "tsv": ". If the file has another delimiter or quoting, name it with --delimiter or --quoting",
+    "parquet": "",
+}
 
 
 class FileRun:
@@ -45,8 +60,12 @@ class FileRun:
     quiet : bool
     input_format, output_format : FileFormat or None
         If None, by the files' names.
+    dialect : DialectOptions
+        What was said about delimited files.
     resume : bool
         Go on behind the rows that a stopped run has left.
+    progress_seconds : float
+        Without a terminal a line on stderr says this often how far the run is, unless `quiet`.
 
     Raises
     ------
@@ -56,7 +75,8 @@ class FileRun:
 
     def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
                  prefix: str, quiet: bool, input_format: FileFormat | None = None,
-                 output_format: FileFormat | None = None, resume: bool = False) -> None:  # fmt: skip
+                 output_format: FileFormat | None = None, dialect: DialectOptions = AUTO, resume: bool = False,
+                 progress_seconds: float = PROGRESS_SECONDS) -> None:  # fmt: skip
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -65,8 +85,9 @@ class FileRun:
         self._added = set(self._names.values())
         self._quiet = quiet
         self._written = self._kept = 0  # rows that are in the file; rows that an earlier run left there
-        self._started = time.perf_counter()
-        self._reader = open_reader(input_path, input_format)
+        self._started = self._told = time.perf_counter()
+        self._progress_seconds = progress_seconds
+        self._reader = open_reader(input_path, input_format, dialect)
         for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
                 raise InputError(f"output {output_path} would write over the input file; name another")
@@ -75,7 +96,7 @@ class FileRun:
         beside = Path(files_beside(output_path)[2])
         if output_path != STANDARD_STREAM and (beside.is_dir() or (beside.exists() and not os.access(beside, os.W_OK))):
             raise InputError(f"cannot write {beside}: it is a folder, or permission is denied")
-        self._writer = open_writer(output_path, output_format, self._reader, self._present, types)
+        self._writer = open_writer(output_path, output_format, self._reader, self._present, types, dialect)
         try:
             self._journal = self._checked_journal(resume)
         except BaseException:
@@ -109,6 +130,7 @@ class FileRun:
         self._go_on(identity)
         waiting: deque[tuple[Record, int]] = deque()  # each with how far the file was read for it
         position = 0
+        values: dict[str, Any] = {}
 
         def rows() -> Iterator[Any]:
             for record in staged("read", self._records):
@@ -129,6 +151,7 @@ class FileRun:
             def advance(tokens: int) -> None:
                 self.evaluated += tokens
                 bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
+                self._tell(position)
 
             for table in batches(rows(), advance):
                 with stage("write"):
@@ -142,15 +165,34 @@ class FileRun:
                         self.statuses[status] += 1
                         if self._journal is not None:
                             self._journal.add(record)
+                    if not self._fault_said and len(self.statuses) == 1 and self.statuses.total() >= RECORDS_LOOKED_AT:
+                        (status,) = self.statuses
+                        if status not in SCORED:
+                            rows_so_far = f"each of the first {self.statuses.total()} rows"
+                            self._say_fault(f"{rows_so_far} is {status}: {values.get('message', '')}")
                     self._writer.flush()
                     self._written = self.statuses.total()
                     if self._journal is not None:
                         self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=position)
+                self._tell(position)
         self._writer.finish()
 
-    def report(self, profile: RunProfile, path: str) -> None:
-        """Print where the time went, and write it as a Chrome trace."""
+    def _tell(self, position: int) -> None:
+        """A line on stderr every half minute, where no bar moves."""
+        now = time.perf_counter()
+        if self._quiet or self.errors.is_terminal or now - self._told < self._progress_seconds:
+            return
+        self._told = now
+        size = self._reader.size
+        share = f"{100 * position / size:.0f} % of the input, " if size else ""
+        rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
+        message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
+        with suppress(OSError):  # nobody reads it: the rows are what counts
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+
+    def report(self, profile: RunProfile) -> None:
+        """Print where the time went."""
         table = Table(title="time by stage")
         for name in ("stage", "calls", "seconds", "share"):
             table.add_column(name, justify="left" if name == "stage" else "right")
@@ -158,7 +200,6 @@ class FileRun:
             share = seconds / profile.wall_seconds
             table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
         self.errors.print(table)
-        profile.write_trace(path)
 
     @property
     def rows_before(self) -> int:
@@ -186,8 +227,12 @@ class FileRun:
             Path(beside).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         try:
             self._print_summary(lines, signature, first)
-        except OSError as error:  # a closed pipe, a full disk: the rows are where they belong
-            self.errors.print(f"the summary could not be printed: {error}", highlight=False, markup=False)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk: the rows are where they belong
+            message = f"the summary could not be printed: {in_words(error)}"
+            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
+            drop_unwritten()
 
     def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
                        first: Table | None) -> None:  # fmt: skip
@@ -207,12 +252,19 @@ class FileRun:
             table.add_row("rows of the run before", f"{self._kept:,}; what follows is of the others")
         if self._reader.blank_lines:
             table.add_row("blank lines passed over", f"{self._reader.blank_lines:,}")
+        for name, remark in remarks(self._reader, self._writer).items():
+            table.add_row(name, remark)
         for name, value in lines:
             table.add_row(name, value)
         table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} a second)")
         table.add_row("time", f"{self.seconds:.1f} s")
         console.print(table)
         console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
+
+    def _say_fault(self, fault: str) -> None:
+        """Say, once, how all of the first rows fail."""
+        self._fault_said = True
+        self.errors.print(f"{self._reader.path}: {fault}", soft_wrap=True, highlight=False, markup=False)
 
     def _checked_journal(self, resume: bool) -> Journal | None:
         """Where the run keeps how far it is; None for an output that cannot be gone on with."""
@@ -238,6 +290,7 @@ class FileRun:
         about: list[Any] = [self._columns, self._names, reader.format, self._writer.format, self._present]
         if reader.format == "parquet":  # its rows have no text to tell them by
             about += [os.stat(reader.path).st_size, os.stat(reader.path).st_mtime_ns]
+        about += [repr(side.dialect) for side in (reader, self._writer) if hasattr(side, "dialect")]
         num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
         self._kept = self._written = self._journal.rows
         if self._kept:
@@ -256,16 +309,28 @@ class FileRun:
         """The records and the columns, checked for columns that are nowhere and names that are taken.
 
         JSON Lines have no header: what the first records hold stands for one.
+
+        Raises
+        ------
+        InputError
+            If a column is missing or taken, or nothing of the file can be read.
         """
         records = iter(self._reader)
-        head: list[Record] = []
+        self._fault_said = False
+        head = list(islice(records, RECORDS_LOOKED_AT))
+        if len(head) == 1 and head[0].fields is None and not head[0].raw and self._reader.format == "jsonl":
+            raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
+        fault = common_fault(head, columns, self._reader.format)
+        if fault:
+            rows = (
+                "the only row fails" if len(head) == 1 else f"each of the first {len(head)} rows fails in the same way"
+            )
+            self._say_fault(f"{rows}: {fault}")
         if self._reader.columns is not None:
             present = self._reader.columns
         else:
-            head = list(islice(records, RECORDS_LOOKED_AT))
+            head += _up_to_usable(head, records)
             present = list(dict.fromkeys(key for record in head if record.fields is not None for key in record.fields))
-            if head and all(record.fields is None for record in head):
-                raise InputError(f"{self._reader.path} is not JSON Lines: {head[0].problem}")
         if present:
             for option, column in columns.items():
                 check_column(self._reader.path, present, column, option)
@@ -278,15 +343,92 @@ class FileRun:
         return chain(head, records), present
 
 
+def dialect_options(options: Mapping[str, Any]) -> DialectOptions:
+    """What the options of a command say about delimited files."""
+    return DialectOptions(options["delimiter"], options["quoting"])
+
+
 def files_beside(output_path: str) -> tuple[str, str, str]:
     """What a run keeps beside its output: unfinished rows, how far they are, and the signature."""
     return str(partial_path(output_path)), state_path(output_path), f"{output_path}.signature.json"
 
 
+def common_fault(records: Sequence[Record], columns: Mapping[str, str], file_format: FileFormat) -> str:
+    """How every one of the records fails, if all fail alike, and what to do about it; empty otherwise.
+
+    Parameters
+    ----------
+    records : sequence of Record
+    columns : mapping of str to str
+        Option name to the column it names.
+    file_format : FileFormat
+    """
+    if not records:
+        return ""
+    problems = {re.sub(r"\d+", "#", record.problem.split(": ")[0]) for record in records if record.fields is None}
+    if problems:
+        if len(problems) > 1 or any(record.fields is not None for record in records):
+            return ""
+        return records[0].problem + _FAULT_ADVICE[file_format]
+    for option, column in columns.items():
+        faults = {_fault(record.fields.get(column)) for record in records if record.fields is not None}
+        if len(faults) == 1 and (fault := faults.pop()):
+            return f"the field {column!r} {fault}. If the texts are in another field, name it with {option}"
+    return ""
+
+
+def _fault(value: Any) -> str:
+    """What is wrong with a value of a column of texts (or of lists of them)."""
+    if value is None:
+        return "is missing"
+    if isinstance(value, list):
+        return ""
+    if not isinstance(value, str):
+        return f"is {kind_of(value)}, not text"
+    return "" if value.strip() else "is empty"
+
+
+def _up_to_usable(head: list[Record], records: Iterator[Record]) -> list[Record]:
+    """The records that follow unusable ones, up to one that can be read: a file may begin with broken rows."""
+    more: list[Record] = []
+    size = 0
+    while size < MAX_BYTES_LOOKED_AT and len(more) < MAX_RECORDS_LOOKED_AT:
+        if any(record.fields is not None for record in (more[-1:] or head)):
+            break
+        record = next(records, None)
+        if record is None:
+            break
+        more.append(record)
+        size += len(record.raw)
+    return more
+
+
+def say_remarks(reader: RowReader) -> None:
+    """Say on standard error what a summary of `FileRun` would say about the rows of a delimited file."""
+    for name, remark in remarks(reader).items():
+        Console(stderr=True).print(f"{reader.path}: {name}: {remark}", soft_wrap=True, highlight=False, markup=False)
+
+
+def remarks(*sides: RowReader | RowWriter) -> dict[str, str]:
+    """What is to be said about the rows of delimited files: a name, and how many and what became of them."""
+    return {name: remark for side in sides for name, remark in getattr(side, "remarks", {}).items()}
+
+
 def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:
     """Raise `InputError` where a file lacks a field that an option names."""
     if column not in present:
-        raise InputError(f"{path} has no field {column!r}; it has: {', '.join(present)}. Name one with {option}")
+        listed = f"{path} has no field {column!r}; it has: {', '.join(present)}. Name one with {option}"
+        raise InputError(listed + _another_dialect(list(present), column))
+
+
+def _another_dialect(present: list[str], column: str) -> str:
+    """What to try where the names of the columns look as if the file was read with a wrong delimiter or quoting."""
+    if any(name.strip('"') == column for name in present):
+        return "; or, as its fields stand in quotes, give --quoting rfc4180"
+    if len(present) > 1:
+        return ""
+    marks = [mark for mark in ";\t|,:" if column in (name.strip(' "') for name in present[0].split(mark))]
+    return f"; or give --delimiter {repr(marks[0])}, which its first line has between names" if marks else ""
 
 
 def number(value: float) -> float | None:

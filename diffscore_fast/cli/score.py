@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
-from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import FileRun, files_beside, number
+from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.model import faster_type, model_arguments
+from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, number
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.estimators.masks import MaskDesign
@@ -52,7 +52,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         check_extra_output("profile", options["profile_run"], (*taken, options["heatmap"] or ""))
     run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
                   quiet=options["quiet"], input_format=options["input_format"],
-                  output_format=options["output_format"], resume=options["resume"])  # fmt: skip
+                  output_format=options["output_format"], dialect=dialect_options(options),
+                  resume=options["resume"])  # fmt: skip
     if run.rows_before and (options["heatmap"] or options["show"]):
         run.abandon()
         raise InputError("--heatmap and --show are of the first rows, which an earlier run has done; leave them out")
@@ -64,7 +65,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
-        return scorer.score_batches(pairs, config, progress)
+        return scorer.score_batches(pairs, config, progress, by_time=True)
 
     def fields(record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
         nonlocal tokens
@@ -105,10 +106,16 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
         lines = [("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
                  ("median score", f"{np.median(values):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
-    run.finish(lines, scorer.signature(config), config.kind, shown if shown.row_count else None)
-    heatmap.finish(run.statuses.total(), to_stderr=output_path == "-")
+    signature = scorer.signature(config)
+    lines += faster_type(options, signature.dtype)
+    # Files first: the summary may meet a closed pipe.
+    heatmap.write(run.statuses.total())
     if profile is not None:
-        run.report(profile, options["profile_run"])
+        profile.write_trace(options["profile_run"])
+    run.finish(lines, signature, config.kind, shown if shown.row_count else None)
+    heatmap.show(run.statuses.total(), to_stderr=output_path == "-")
+    if profile is not None:
+        run.report(profile)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 
@@ -135,15 +142,17 @@ class _HeatMap:
         self._texts.append(text if isinstance(text, str) else None)
         self._tables.append(table.take([row]))
 
-    def finish(self, rows_in_all: int, *, to_stderr: bool) -> None:
-        if self._path is None or not self._tables:
-            return
-        table = ScoreTable.join(self._tables)
-        if self._path == TO_TERMINAL:
-            Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
-        else:
-            page = heatmap_html(self._texts, table, rows_in_all=rows_in_all)
+    def write(self, rows_in_all: int) -> None:
+        """The page, where one is asked for."""
+        if self._path not in (None, TO_TERMINAL) and self._tables:
+            page = heatmap_html(self._texts, ScoreTable.join(self._tables), rows_in_all=rows_in_all)
             Path(self._path).write_text(page, encoding="utf-8", errors="replace")
+
+    def show(self, rows_in_all: int, *, to_stderr: bool) -> None:
+        """The same for the terminal."""
+        if self._path == TO_TERMINAL and self._tables:
+            table = ScoreTable.join(self._tables)
+            Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
 
 
 def check_extra_output(what: str, path: str, taken: tuple[str, ...]) -> None:

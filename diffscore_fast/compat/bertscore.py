@@ -82,7 +82,7 @@ def score(
     precision = torch.from_numpy(scores_or_nan(scorer, flat, repeated, direction="conditional", **options))
     recall = torch.from_numpy(scores_or_nan(scorer, flat, repeated, direction="reverse", **options))
     columns = torch.stack([precision, recall, (precision + recall) / 2])
-    best = [part.amax(1) if part.shape[1] else torch.full((3,), torch.nan)
+    best = [part.amax(1) if part.shape[1] else columns.new_full((3,), torch.nan)
             for part in columns.split([len(group) for group in groups], dim=1)]  # fmt: skip
     table = torch.stack(best, dim=1).float() if best else columns.float()
     found = table[0], table[1], table[2]

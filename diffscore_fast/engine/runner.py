@@ -22,10 +22,14 @@ from diffscore_fast.engine.packing import distinct_windows, pack_windows
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose, cut_plan
-from diffscore_fast.errors import DeviceMemoryError
+from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
 from diffscore_fast.ops.transfer import Arriving, to_device
 
 Result = TypeVar("Result", covariant=True)
+NO_ROOM_FOR_PLANS = (
+    "the host has no room to lay out windows or to collect their values; state less with memory= (--memory), or pass "
+    "fewer rows at once"
+)
 
 
 @dataclass(frozen=True)
@@ -94,17 +98,17 @@ class Runner:
         while (plan := _planned(estimator, observed)) is not None:
             values, pattern = [np.zeros(0, dtype=np.float32)], plan.attention or attention
             for part in cut_plan(pattern, sequences, plan, self.plan_tokens):
-                with stage("plan"):
+                with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
                     prefixes, windows = compose(self.backbone.spec, pattern, sequences, part)
                 values.append(self.run(prefixes, windows, pattern, progress))
             observed.append(Observation(plan, np.concatenate(values)))
-        with stage("reduce"):
+        with stage("reduce"), memory_named(NO_ROOM_FOR_PLANS):
             return estimator.reduce(observed)
 
     def run(self, prefixes: Prefixes, windows: Windows, attention: Attention,
             progress: Callable[[int], None] | None = None) -> np.ndarray:  # fmt: skip
         """Log-probability float32 [M] of every target of the windows. Equal windows are evaluated once."""
-        with stage("plan"):
+        with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
             first, representative = distinct_windows(windows)
             wanted_counts = np.diff(windows.wanted_offsets)
             asked = first[wanted_counts[first] > 0]
@@ -162,7 +166,9 @@ class Runner:
                 try:
                     with stage("prefix"):
                         starts, turn = self._fill_cache(prefixes, used, attention), self._turns
-                except (torch.OutOfMemoryError, DeviceMemoryError) as error:
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
                     # Fewer windows a pack would not help, and rows that are reserved have not been written.
                     raise DeviceMemoryError(
                         "the device has no room for the keys and values of one wave of sources; state less with "
@@ -191,7 +197,11 @@ class Runner:
             if len(pack) < 2 or tokens <= self.token_budget:
                 try:
                     evaluate(pack)
-                except torch.OutOfMemoryError as error:
+                except DeviceMemoryError:
+                    raise
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
                     if len(pack) < 2:
                         raise DeviceMemoryError(
                             f"the device has no room for a window of {tokens} tokens by itself; use a smaller model or "
@@ -360,5 +370,5 @@ class _Results:
 
 
 def _planned(estimator: Estimator[Any], observed: list[Observation]) -> MaskPlan | None:
-    with stage("plan"):
+    with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
         return estimator.plan(observed)

@@ -36,6 +36,9 @@ class MaskDraws:
         Weight of that mean in each level of the profile, relative to the target's other draws.
     mean_ratio : float64 [D]
         Expectation over the design of sum of share * |M| / L in a replicate of balanced draws; NaN of others.
+    level_mass, level_ratio : float64 [D, levels]
+        Expectation over the design of a balanced replicate's sum of `level_weights`, and of the sum of these times
+        |M| / L; NaN of others.
     lengths : int64 [D]
         Tokens of the target.
     masked : bool [sum(lengths)]
@@ -51,6 +54,8 @@ class MaskDraws:
     weight: np.ndarray
     level_weights: np.ndarray
     mean_ratio: np.ndarray
+    level_mass: np.ndarray
+    level_ratio: np.ndarray
     lengths: np.ndarray
     masked: np.ndarray
     counts: np.ndarray
@@ -60,7 +65,8 @@ class MaskDraws:
         masked = self.masked[take_segments(offsets_of(self.lengths), chosen)]
         return MaskDraws(
             self.target[chosen], self.replicate[chosen], self.number[chosen], self.share[chosen], self.weight[chosen],
-            self.level_weights[chosen], self.mean_ratio[chosen], self.lengths[chosen], masked, self.counts[chosen],
+            self.level_weights[chosen], self.mean_ratio[chosen], self.level_mass[chosen], self.level_ratio[chosen],
+            self.lengths[chosen], masked, self.counts[chosen],
         )  # fmt: skip
 
     @staticmethod
@@ -115,11 +121,11 @@ def all_masks(design: MaskDesign, lengths: np.ndarray, targets: np.ndarray, *, e
         share = np.exp(-log_binomial(int(length))[counts])
         repeat = len(members)
         weight = np.tile(table.score[counts - 1] * share, repeat)
-        zeros = np.zeros(len(weight), np.int64)
+        zeros, unknown = np.zeros(len(weight), np.int64), np.full((len(weight), len(table.levels)), np.nan)
         parts.append(MaskDraws(
             np.repeat(members, len(counts)), zeros, zeros, weight, weight,
             np.tile(table.levels[:, counts - 1].T * share[:, None], (repeat, 1)),
-            np.full(len(weight), np.nan), np.full(repeat * len(counts), length),
+            np.full(len(weight), np.nan), unknown, unknown, np.full(repeat * len(counts), length),
             np.tile(masks.astype(bool).ravel(), repeat), np.tile(counts, repeat),
         ))  # fmt: skip
     return MaskDraws.join(parts)
@@ -190,8 +196,9 @@ def _independent(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, targ
     if elbo and design.masking == "bernoulli":  # (1/t) sum / L; for counts (L/l) sum / L is the mean itself
         weight *= counts / (ratio * own_lengths)
     of_level = (level[:, None] == np.arange(len(design.level_ratios))) & (counts > 0)[:, None]
+    unknown = np.full(of_level.shape, np.nan)
     return MaskDraws(target, replicate, draw, share, weight, of_level.astype(np.float64), np.full(len(target), np.nan),
-                     own_lengths, masked, counts)  # fmt: skip
+                     unknown, unknown, own_lengths, masked, counts)  # fmt: skip
 
 
 def _balanced(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, target: np.ndarray, replicate: np.ndarray,
@@ -222,15 +229,19 @@ def _balanced(design: MaskDesign, keys: np.ndarray, lengths: np.ndarray, target:
         masked[starts[rows, draw][unit[chosen]] + token[chosen]] = True
         loads[chosen] += token_weight[rows, draw][unit[chosen]]
     levels, mean_size = np.zeros((units, per, len(design.level_ratios))), np.zeros(units)
+    mass, ratio = np.zeros((units, levels.shape[2])), np.zeros((units, levels.shape[2]))
     for length, table in tables.items():
         members = np.flatnonzero(own_lengths == length)
         mean_size[members] = table.mean_size
+        drawn = np.where(table.score > 0, table.levels, 0.0)  # sizes that the design never draws say nothing
+        mass[members] = drawn.sum(axis=1)
+        ratio[members] = drawn @ np.arange(1, length + 1) / length
         index = sizes[members] - 1
         levels[members] = np.moveaxis(share[members] * table.levels[:, index] / table.score[index], 0, 2)
     return MaskDraws(
         np.repeat(target, per), np.repeat(replicate, per), number.ravel(), share.ravel(), share.ravel(),
-        levels.reshape(units * per, levels.shape[2]), np.repeat(mean_size / own_lengths, per), draw_lengths, masked,
-        sizes.ravel(),
+        levels.reshape(units * per, levels.shape[2]), np.repeat(mean_size / own_lengths, per),
+        np.repeat(mass, per, axis=0), np.repeat(ratio, per, axis=0), draw_lengths, masked, sizes.ravel(),
     )  # fmt: skip
 
 
@@ -255,4 +266,4 @@ def _stratified_sizes(edges: np.ndarray, keys: np.ndarray, lengths: np.ndarray, 
 def _nothing(design: MaskDesign) -> MaskDraws:
     whole, real = np.zeros(0, np.int64), np.zeros(0)
     levels = np.zeros((0, len(design.level_ratios)))
-    return MaskDraws(whole, whole, whole, real, real, levels, real, whole, np.zeros(0, bool), whole)
+    return MaskDraws(whole, whole, whole, real, real, levels, real, levels, levels, whole, np.zeros(0, bool), whole)

@@ -146,7 +146,7 @@ def effective_sample_size(log_p: np.ndarray) -> np.ndarray:
 def _segments(log_p: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws [B, K] as flat values and segment offsets."""
     blocks, draws = log_p.shape
-    return torch.from_numpy(np.ascontiguousarray(log_p).ravel()), torch.arange(blocks + 1) * draws
+    return torch.from_numpy(np.ascontiguousarray(log_p).ravel()), torch.arange(blocks + 1, device="cpu") * draws
 
 
 def _relative(log_p: np.ndarray, log_scale: np.ndarray) -> np.ndarray:

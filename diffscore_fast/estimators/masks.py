@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import whole_number
+from diffscore_fast.arguments import MAX_DRAWS, MAX_LEVELS, check_at_most, whole_number
 from diffscore_fast.errors import InputError
 
 MaskRatios = Literal["grid", "stratified", "uniform"]
@@ -22,14 +22,14 @@ class MaskDesign:
     Parameters
     ----------
     draws : int
-        K as asked for. `num_draws` says how many are made.
+        K as asked for, at most 10,000. `num_draws` says how many are made.
     ratios : {"grid", "stratified", "uniform"}
         What the score is an expectation over. `grid`: t = k / levels for k = 1 .. levels - 1, as in the published
         code. `stratified` and `uniform`: t from the whole of (0, 1].
     masking : {"bernoulli", "count"}
         `bernoulli`: each token independently with probability t. `count`: ceil(t L) tokens, uniformly chosen.
     levels : int
-        Number of equal bins of (0, 1] for the profile, and the spacing of the grid.
+        Number of equal bins of (0, 1] for the profile, and the spacing of the grid; at most 1,000.
     replicates : int, optional
         Independent repetitions of the design among the draws; the standard error is taken over them. By default an
         independent grid has one a draw of each level, `uniform` one a draw, the others two where K is even and at
@@ -51,9 +51,10 @@ class MaskDesign:
     coupling: Coupling | None = None
 
     def __post_init__(self) -> None:
-        for name in ("draws", "levels", "replicates"):
+        for name, most in (("draws", MAX_DRAWS), ("levels", MAX_LEVELS), ("replicates", MAX_DRAWS)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+                check_at_most(name, getattr(self, name), most)
         if self.coupling is None:
             object.__setattr__(self, "coupling", "independent" if self.ratios == "uniform" else "balanced")
         for value, known, what in (

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import whole_number
+from diffscore_fast.arguments import MAX_STEPS, check_at_most, whole_number
 from diffscore_fast.engine.random import uniforms
 from diffscore_fast.errors import InputError
 
@@ -35,11 +35,19 @@ class Generation:
     steps: int | None = None
     step_probabilities: tuple[float, ...] | None = None
 
+    @property
+    def num_possible_steps(self) -> int | None:
+        """Steps that a token may be predicted in; None for any-order."""
+        chances = self.step_probabilities
+        return self.steps if chances is None else sum(chance > 0 for chance in chances)
+
     def __post_init__(self) -> None:
         if self.steps is not None:
             object.__setattr__(self, "steps", whole_number("steps", self.steps))
         if self.steps is not None and self.steps < 1:
             raise InputError(f"steps must be at least 1, not {self.steps}")
+        if self.steps is not None:
+            check_at_most("steps", self.steps, MAX_STEPS)
         if self.step_probabilities is None:
             return
         chances = np.asarray(self.step_probabilities, dtype=np.float64)

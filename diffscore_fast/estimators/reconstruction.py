@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffscore_fast.arguments import real_number, whole_number
+from diffscore_fast.arguments import MAX_DRAWS, check_at_most, real_number, whole_number
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
 from diffscore_fast.engine.runner import Observation
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
@@ -19,6 +19,9 @@ from diffscore_fast.estimators.masks import MaskDesign
 EstimatorName = Literal["mean_logprob", "elbo", "weighted"]
 
 PILOT_REPLICATES = 5  # of the design, each with its number of draws
+# What the straight line of a profile leans to where few draws were made, in nats for a mask of all tokens, and how
+# firmly. It decides how much variance goes, never the expectation.
+PROFILE_SLOPE, PROFILE_RIDGE = -2.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class ReconstructionConfig:
         Standard error to aim at, in the score's unit. A pilot of 5 replicates, which the estimate does not use, sets
         how many replicates of the design a row gets.
     max_draws : int
-        Most draws that a row may get for it.
+        Most draws that a row may get for it; itself at most 10,000.
     full_draws : int or "auto", optional
         J, for attention "corrected": draws of the design that are evaluated under `full` as well, a multiple of the
         replicates and at least 2. "auto" takes for each row the J with the least variance times cost, by the
@@ -77,6 +80,7 @@ class ReconstructionConfig:
     def _check_rounds(self) -> None:
         design = self.design
         object.__setattr__(self, "max_draws", whole_number("max draws", self.max_draws))
+        check_at_most("max draws", self.max_draws, MAX_DRAWS)
         if self.target_stderr is not None:
             object.__setattr__(self, "target_stderr", real_number("target stderr", self.target_stderr))
             if not (np.isfinite(self.target_stderr) and self.target_stderr > 0):
@@ -122,7 +126,9 @@ class ReconstructionResult:
         Draws, or masks enumerated, of the row (the most of its sequences), and how many of them, counted as often as
         they were picked, were evaluated under `full` to correct the others.
     profile : float64 [n, levels]
-        Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw.
+        Mean over the level's draws of the mean log-prob of the masked tokens; NaN where a level got no draw. Of
+        balanced draws in several replicates, an unbiased estimate of it, every level of which rests on all draws; in
+        a single replicate a weighted mean, which has a bias at the ends.
     token_log_probs : float64 [sum L]
         Mean log-prob of each token over the draws in which it was masked, by their share; NaN if in none.
     token_counts : int64 [sum L]
@@ -171,7 +177,8 @@ class MaskedReconstruction:
 
     A target whose 2^L - 1 masks are no more than its draws gets all of them, with their exact weights. The score of
     balanced draws in several replicates is that mean over draws less cross-fitted control variates (`controls`): the
-    same expectation with less variance. Profile and token scores are plain means.
+    same expectation with less variance. Their profile has a straight line as a control variate; token scores are plain
+    means.
 
     Parameters
     ----------
@@ -196,6 +203,8 @@ class MaskedReconstruction:
         self._has_pilot = config.target_stderr is not None or config.full_draws == "auto"
         self._phases: list[_Phase] = []
 
+    # A token of probability 0 makes its row's score -inf or NaN, which the caller names; numpy need not warn of it.
+    @np.errstate(invalid="ignore")
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
         """Rounds: the pilot's draws if there is one, then the estimate's; each followed by its corrections if any."""
         phase, part = divmod(len(observed), 2 if self._corrected else 1)
@@ -208,6 +217,7 @@ class MaskedReconstruction:
         return MaskPlan(draws.target, np.zeros_like(draws.target), draws.lengths, draws.masked,
                         attention=Attention("full") if part else None)  # fmt: skip
 
+    @np.errstate(invalid="ignore")
     def reduce(self, observed: list[Observation]) -> ReconstructionResult:
         phase, draws = self._phases[-1], self._phases[-1].draws
         values = self._values(phase, observed)
@@ -217,8 +227,7 @@ class MaskedReconstruction:
         token_log_probs, token_counts = self._token_scores(draws, values)
         return ReconstructionResult(
             scores, stderr, self._most_in_row(made), self._most_in_row(phase.replicates * phase.picks),
-            self._sum_in_row(_profile(draws, _means(draws, values), len(self._lengths))), token_log_probs,
-            token_counts,
+            self._sum_in_row(self._profile(phase, _means(draws, values))), token_log_probs, token_counts,
         )  # fmt: skip
 
     def _pilot(self) -> _Phase:
@@ -238,10 +247,12 @@ class MaskedReconstruction:
         if self._has_pilot:
             pilot = self._phases[0]
             scores = self._row_replicates(pilot, self._values(pilot, pilot_observed))
-            variance = scores.var(axis=1, ddof=1)
+            variance = _finite(scores.var(axis=1, ddof=1))
             if config.full_draws == "auto":
                 cheap = self._row_replicates(pilot, self._values(pilot, pilot_observed, corrected=False))
-                row_picks, variance = self._best_picks(cheap.var(axis=1, ddof=1), (scores - cheap).var(axis=1, ddof=1))
+                row_picks, variance = self._best_picks(
+                    _finite(cheap.var(axis=1, ddof=1)), _finite((scores - cheap).var(axis=1, ddof=1))
+                )
                 picks = row_picks[self._row_of]
             if config.target_stderr is not None:
                 # A variance s^2 estimated by f degrees of freedom is often too low: E[1/s^2] = f / (f - 2) / sigma^2.
@@ -311,7 +322,8 @@ class MaskedReconstruction:
         draws, width = phase.draws, int(phase.replicates.max(initial=1))
         if phase is self._phases[0] and self._has_pilot:
             width = PILOT_REPLICATES  # also where no target is sampled: no variance then, not an unknown one
-        scores = draws.weight * self._controlled_means(phase, values)
+        means = self._controlled_means(phase, values)
+        scores = np.multiply(draws.weight, means, where=draws.weight != 0, out=np.zeros(len(means)))
         if self._config.length_normalised:
             scores = scores / draws.lengths
         # bincount adds in order of occurrence: a sum does not depend on the neighbours.
@@ -333,6 +345,17 @@ class MaskedReconstruction:
         control, expectation = cross_fitted_controls(chosen, values[entries])
         means[several] += expectation - _means(chosen, control)
         return means
+
+    def _profile(self, phase: _Phase, means: np.ndarray) -> np.ndarray:
+        """Profile of each sequence, [S, levels]: see `_level_means`; of balanced replicates, `_unbiased_levels`."""
+        draws, count = phase.draws, len(self._lengths)
+        profile = _level_means(draws, means, count)
+        several = np.flatnonzero(~phase.enumerated & (phase.replicates[draws.target] > 1))
+        one_size = self._design.masking == "count" and self._design.ratios == "grid"  # in each level: equal weights
+        if self._design.balanced and not one_size and len(several):
+            targets = np.unique(draws.target[several])
+            profile[targets] = _unbiased_levels(draws.take(several), means[several], phase.replicates, targets)
+        return profile
 
     def _sum_in_row(self, values: np.ndarray) -> np.ndarray:
         """Values [S, m] of sequences, with their coefficients, as values [n, m] of rows."""
@@ -359,6 +382,11 @@ class MaskedReconstruction:
         return means, np.bincount(token, minlength=total)
 
 
+def _finite(variance: np.ndarray) -> np.ndarray:
+    """0 in place of what is no number: a row of infinite scores needs no more draws than the least."""
+    return np.where(np.isfinite(variance), variance, 0.0)
+
+
 def _masks_at_most(lengths: np.ndarray, draws: np.ndarray | int) -> np.ndarray:
     """Whether a target's nonempty masks are no more than its draws, [S]."""
     return 2.0 ** np.minimum(lengths, 64) - 1.0 <= draws
@@ -370,12 +398,58 @@ def _means(draws: MaskDraws, values: np.ndarray) -> np.ndarray:
     return sums / np.maximum(draws.counts, 1)
 
 
-def _profile(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
-    """Mean of the draws by level, [S, levels]; NaN where a level got no draw."""
+def _unbiased_levels(draws: MaskDraws, means: np.ndarray, replicates: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Profile of balanced draws in several replicates, [len(targets), levels], without bias.
+
+    A draw's weight w in a level is (chance of its size there) / (chance in the design): E[sum w m] / E[sum w] is the
+    level's mean. Dividing by the realised sum of w would be biased, and by the expected one alone noisy, since that sum
+    moves by a third. So the weights act on what a straight line in the mask ratio leaves,
+
+        profile = mean over replicates of [sum w (m - a - b x) + a E[sum w] + b E[sum w x]] / E[sum w],  x = |M| / L,
+
+    where a and b are fitted to the target's *other* replicates: given these, a fixed function, and so no bias.
+    """
+    # Units are replicates of targets; all have as many draws, and lie side by side.
+    own = replicates[targets]
+    per = len(draws.target) // int(own.sum())
+    of_target = np.repeat(np.arange(len(targets)), own)
+    x, m = (draws.counts / draws.lengths).reshape(-1, per), means.reshape(-1, per)
+    share = draws.share.reshape(-1, per) * per
+
+    def of_others(values: np.ndarray) -> np.ndarray:
+        """Sums over the target's other replicates of a sum over the draws of each."""
+        own_sums = values.sum(axis=1)
+        return np.bincount(of_target, weights=own_sums)[of_target] - own_sums
+
+    total = of_others(share)
+    mean_x, mean_m = of_others(share * x) / total, of_others(share * m) / total
+    spread = of_others(share * x**2) - total * mean_x**2
+    slope = of_others(share * x * m) - total * mean_x * mean_m
+    slope = (slope + PROFILE_RIDGE * PROFILE_SLOPE) / (np.maximum(spread, 0.0) + PROFILE_RIDGE)
+    line = mean_m - slope * mean_x
+    weights = draws.level_weights.reshape(len(x), per, -1)
+    left = m - line[:, None] - slope[:, None] * x
+    first = np.arange(len(x)) * per
+    mass, ratio = draws.level_mass[first], draws.level_ratio[first]
+    sums = np.einsum("ukl,uk->ul", weights, left) + slope[:, None] * ratio
+    levels = np.divide(sums, mass, out=np.full(mass.shape, np.nan), where=mass > 0) + line[:, None]
+    profile = np.zeros((len(targets), levels.shape[1]))
+    np.add.at(profile, of_target, levels / own[of_target, None])
+    return profile
+
+
+def _level_means(draws: MaskDraws, means: np.ndarray, count: int) -> np.ndarray:
+    """Mean of the draws by level, [S, levels]; NaN where a level got no draw.
+
+    With exact weights (all masks, or a ratio a draw) it is the level's mean or has it as expectation; for a single
+    replicate of balanced draws it divides by the realised weight, which biases the ends.
+    """
     levels = draws.level_weights.shape[1]
     cell = (draws.target[:, None] * levels + np.arange(levels)).ravel()
     weights = draws.level_weights.ravel()
-    totals = np.bincount(cell, weights=weights * np.repeat(means, levels), minlength=count * levels)
+    terms = np.repeat(means, levels)
+    terms = np.multiply(weights, terms, where=weights != 0, out=np.zeros(len(terms)))  # no part in it: be it infinite
+    totals = np.bincount(cell, weights=terms, minlength=count * levels)
     masses = np.bincount(cell, weights=weights, minlength=count * levels)
     profile = np.divide(totals, masses, out=np.full(count * levels, np.nan), where=masses > 0)
     return profile.reshape(count, levels)

@@ -7,16 +7,18 @@ import io
 import os
 import sys
 import zlib
-from typing import IO
+from contextlib import suppress
+from typing import IO, Any
 
 from diffscore_fast.errors import InputError
 
 STANDARD_STREAM = "-"
 UNREADABLE = (EOFError, OSError, zlib.error)  # what a damaged or cut file raises while it is read
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_BUFFER = 1 << 16
 
 
 class InputFile:
@@ -52,12 +54,12 @@ class InputFile:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         self.stream: IO[bytes] = self._file
         if head.startswith(_GZIP_MAGIC):
-            self.stream = gzip.GzipFile(fileobj=self._file)  # type: ignore[assignment]
+            self.stream = io.BufferedReader(_Unpacked("gzip", gzip.GzipFile(fileobj=self._file), self._file), _BUFFER)
         elif head == _ZSTD_MAGIC:
             import pyarrow
 
             unpacked = pyarrow.CompressedInputStream(pyarrow.PythonFile(self._file, "r"), "zstd")
-            self.stream = io.BufferedReader(unpacked)
+            self.stream = io.BufferedReader(_Unpacked("zstd", unpacked, self._file), _BUFFER)
 
     @property
     def position(self) -> int:
@@ -65,8 +67,38 @@ class InputFile:
         return self._file.tell() if self.size is not None else 0
 
 
+class _Unpacked(io.RawIOBase):
+    """What a compressed file unpacks to; an error says after how many bytes."""
+
+    def __init__(self, name: str, stream: Any, packed: IO[bytes]) -> None:
+        self._name, self._stream, self._packed = name, stream, packed
+        self._num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        try:
+            piece = self._stream.read(len(target))
+        except (*UNREADABLE, ValueError) as error:  # ValueError: of pyarrow
+            raise OSError(f"its {self._name} data {self._fault(error)} after {self._place()}") from None
+        target[: len(piece)] = piece
+        self._num_bytes += len(piece)
+        return len(piece)
+
+    def _fault(self, error: Exception) -> str:
+        cut = isinstance(error, EOFError) or "runcated" in str(error)
+        return "are cut off (the file is not whole)" if cut else f"are damaged ({error})"
+
+    def _place(self) -> str:
+        unpacked = f"{self._num_bytes:,} bytes unpacked"
+        with suppress(OSError):  # a pipe has no place
+            return f"{self._packed.tell():,} bytes, {unpacked}"
+        return unpacked
+
+
 def without_mark(path: str, first_line: bytes) -> bytes:
     """The first line of a text without its byte order mark; raises `InputError` for UTF-16."""
     if first_line.startswith(_UTF_16_MARKS):
         raise InputError(f"{path} is UTF-16, by its byte order mark; convert it to UTF-8")
-    return first_line.removeprefix(_BYTE_ORDER_MARK)
+    return first_line.removeprefix(BYTE_ORDER_MARK)

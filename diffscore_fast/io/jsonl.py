@@ -1,16 +1,25 @@
-"""JSON Lines: read as a stream, written back with new fields and every other byte of a row kept."""
+"""JSON Lines: read as a stream, written back with new fields and every other byte of a row kept.
+
+`NaN`, `Infinity` and `-Infinity`, which Python and pandas write though JSON has no such numbers, are read and kept.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
+from numbers import Number
 from typing import Any
 
-from diffscore_fast.io.input import UNREADABLE, InputFile, without_mark
+from diffscore_fast.io.input import BYTE_ORDER_MARK, UNREADABLE, InputFile, without_mark
 from diffscore_fast.io.output import RowWriter
 from diffscore_fast.io.record import FileFormat, Record
 from diffscore_fast.text.checks import kind_of
+
+# A string, a bracket, or any other run of characters up to what ends it.
+_PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+"|[][{},]|[^][{},"]+', re.DOTALL)
 
 
 class JsonlReader:
@@ -20,6 +29,8 @@ class JsonlReader:
     ----------
     path : str
         A file, gzip or zstd or neither (its first bytes tell), or "-" for standard input.
+    arrays : bool
+        Also take one array of objects: a file whose first byte that is not blank is "[". Each element is a record.
 
     Raises
     ------
@@ -30,9 +41,10 @@ class JsonlReader:
     format: FileFormat = "jsonl"
     columns: list[str] | None = None  # every row has its own
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, arrays: bool = False) -> None:
         self.path = path
         self.blank_lines = 0
+        self._arrays = arrays
         self._input = InputFile(path)
         self.size = self._input.size
 
@@ -42,23 +54,65 @@ class JsonlReader:
         return self._input.position
 
     def __iter__(self) -> Iterator[Record]:
-        line = 0
+        line, head = 1, b""
+        try:
+            if self._arrays:
+                line, head = self._first_byte()
+        except UNREADABLE as error:
+            yield Record(1, b"", None, f"the file cannot be read: {error}")
+            return
+        if head == b"[":
+            from diffscore_fast.io.json_array import elements
+
+            yield from elements(self._input.stream, line)
+            return
+        first = line
         while True:
             try:
-                raw = self._input.stream.readline()
+                raw = b"" if head.endswith(b"\n") else self._input.stream.readline()
             except UNREADABLE as error:
-                yield Record(line + 1, b"", None, f"the file cannot be read beyond line {line}: {error}")
+                yield Record(line, head, None, f"the file cannot be read beyond line {line - 1}: {error}")
                 return
+            if head:
+                raw, head = head + raw, b""
             if not raw:
                 return
-            line += 1
-            if line == 1:
+            if line == first:
                 raw = without_mark(self.path, raw)
             raw = raw.rstrip(b"\r\n")
             if raw.strip():
-                yield _parse(line, raw)
+                yield parse_object(line, raw, f"line {line}")
             else:
                 self.blank_lines += 1
+            line += 1
+
+    def _first_byte(self) -> tuple[int, bytes]:
+        """The first byte that is neither blank nor of a byte order mark, and its line."""
+        stream = self._input.stream
+        head = byte = stream.read(1)
+        while byte and len(head) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(head):
+            byte = stream.read(1)
+            head += byte
+        if len(head) > 1 and head != BYTE_ORDER_MARK:
+            return 1, head
+        head = stream.read(1) if head == BYTE_ORDER_MARK else head
+        while head and not head.strip():
+            self.blank_lines += head == b"\n"
+            head = stream.read(1)
+        return self.blank_lines + 1, head
+
+
+@dataclass(frozen=True)
+class JsonNumber(Number):
+    """A number by its spelling: one that JSON lacks (NaN, Infinity), or of more digits than Python reads."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 class JsonlRecord(Record):
@@ -67,7 +121,7 @@ class JsonlRecord(Record):
     def text_fields(self) -> dict[str, str | None]:
         """As for every record; what is not a string is the line's own JSON, digit by digit."""
         text = self.raw.decode("utf-8")
-        decoder, fields = json.JSONDecoder(), {}
+        fields: dict[str, str | None] = {}
 
         def skip(at: int) -> int:
             return WHITESPACE.match(text, at).end()
@@ -76,8 +130,9 @@ class JsonlRecord(Record):
         while text[at] == '"':
             name, at = scanstring(text, at + 1, True)
             begin = skip(text.index(":", at) + 1)
-            value, end = decoder.raw_decode(text, begin)
-            fields[name] = value if value is None or isinstance(value, str) else text[begin:end]
+            end = _value_end(text, begin)
+            value = text[begin:end].rstrip()
+            fields[name] = scanstring(value, 1, True)[0] if value[0] == '"' else None if value == "null" else value
             at = skip(end)
             at = skip(at + 1) if text[at] == "," else at
         return fields
@@ -116,23 +171,41 @@ def _object(pairs: list[tuple[str, Any]]) -> _TopLevel:
     return fields
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _parse(line: int, raw: bytes) -> Record:
+def _integer(digits: str) -> int | JsonNumber:
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        return int(digits)
+    except ValueError:  # longer than Python reads
+        return JsonNumber(digits)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=JsonNumber, parse_int=_integer)
+
+
+def parse_object(line: int, raw: bytes, place: str) -> Record:
+    """The record of a JSON object that begins in a line; `place` is what messages call it."""
+    try:
+        value = _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return Record(line, raw, None, f"line {line} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}")
+        return Record(line, raw, None, f"{place} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}")
     except RecursionError:
-        return Record(line, raw, None, f"line {line} is nested too deeply")
+        return Record(line, raw, None, f"{place} is nested too deeply")
     except json.JSONDecodeError as error:
-        return Record(line, raw, None, f"line {line} is not JSON: {error.msg} at column {error.colno}")
-    except ValueError as error:  # NaN, Infinity, or a number with more digits than Python reads
-        return Record(line, raw, None, f"line {line} is not JSON: {error}")
+        return Record(line, raw, None, f"{place} is not JSON: {error.msg} at column {error.pos + 1}")
     if not isinstance(value, _TopLevel):
-        return Record(line, raw, None, f"line {line} is {kind_of(value)}, not an object")
+        return Record(line, raw, None, f"{place} is {kind_of(value)}, not an object")
     if value.repeated is not None:
-        return Record(line, raw, None, f"line {line} has the key {value.repeated!r} twice")
+        return Record(line, raw, None, f"{place} has the key {value.repeated!r} twice")
     return JsonlRecord(line, raw, value)
+
+
+def _value_end(text: str, begin: int) -> int:
+    """Where a value of valid JSON ends. Without recursion: what could be parsed once can be copied at any depth."""
+    depth = 0
+    for piece in _PIECE.finditer(text, begin):
+        first = piece[0][0]
+        if depth == 0 and first in ",}]":
+            return piece.start()
+        depth += (first in "[{") - (first in "]}")
+        if depth == 0 and first in '"]}':
+            return piece.end()
+    return len(text)

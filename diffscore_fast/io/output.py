@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -106,16 +106,32 @@ class RowWriter(ABC):
 
     def write(self, record: Record, fields: dict[str, Any]) -> None:
         """Write a row with the fields that are added to it."""
-        if not self._started:
-            self._start()
-        self._write(record, fields)
+        with self._named():
+            if not self._started:
+                self._start()
+            self._write(record, fields)
 
     def flush(self) -> None:
         """Bring the rows written so far to the file, as far as the format allows."""
-        self._file.flush()
+        with self._named():
+            self._file.flush()
 
     def finish(self) -> None:
         """Close, and give the file its name."""
+        with self._named():
+            self._finish()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """An error of the system while writing, such as a full disk, knows the file it came of."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = "standard output" if self.is_stream else self.path
+            raise
+
+    def _finish(self) -> None:
         if not self._started:
             self._start()
         self._end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,9 @@ ARROW_TYPES: dict[FieldType, pyarrow.DataType] = {
 
 class ParquetReader:
     """Reads records in order, in constant memory. Rows of a row group that cannot be read are unusable, each of them.
+
+    A row with a string that is not UTF-8 is unusable too. A Parquet output has the row's values all the same, with
+    U+FFFD for the bytes that are no UTF-8: what is written is always valid.
 
     Parameters
     ----------
@@ -91,16 +95,26 @@ class ParquetReader:
                 yield Record(self.position, b"", None, f"row {self.position}: {problem}")
 
     def _records(self, batch: _Batch) -> Iterator[Record]:
-        whole = _is_valid(batch.arrow)
+        damaged = {} if _is_valid(batch.arrow) else self._damaged(batch.arrow)
+        if damaged:
+            batch.arrow = _repaired(batch.arrow)
         for index in range(batch.arrow.num_rows):
             self.position += 1
-            fields, problem = _Fields(batch, index), ""
-            if not whole:
-                row = batch.arrow.slice(index, 1)
-                damaged = [name for name in self.columns if not _is_valid(row.select([name]))]
-                if damaged:
-                    problem = f"row {self.position}: the column {damaged[0]!r} holds what is not UTF-8, or is damaged"
-            yield ParquetRecord(self.position, b"", None if problem else fields, problem, batch, index)
+            if index in damaged:
+                problem = f"row {self.position}: the column {damaged[index]!r} holds what is not UTF-8, or is damaged"
+                yield ParquetRecord(self.position, b"", None, problem, batch, index)
+            else:
+                yield ParquetRecord(self.position, b"", _Fields(batch, index), "", batch, index)
+
+    def _damaged(self, batch: pyarrow.RecordBatch) -> dict[int, str]:
+        """Rows with values that are not what their type says, and the first such column of each."""
+        found: dict[int, str] = {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if not _is_valid(column):
+                for index in range(len(column)):
+                    if index not in found and not _is_valid(_one(column, index)):
+                        found[index] = name
+        return found
 
 
 class _Batch:
@@ -242,12 +256,53 @@ class ParquetWriter(ColumnWriter):
         ]  # fmt: skip
 
 
-def _is_valid(batch: pyarrow.RecordBatch) -> bool:
+def _is_valid(values: pyarrow.RecordBatch | pyarrow.Array) -> bool:
     try:
-        batch.validate(full=True)
+        values.validate(full=True)
     except pyarrow.ArrowInvalid:
         return False
     return True
+
+
+def _one(values: pyarrow.Array, index: int) -> pyarrow.Array:
+    """A value alone; a slice of lists would be checked with the values of all of them."""
+    try:
+        return values.take(pyarrow.array([index]))
+    except pyarrow.ArrowException:
+        return values.slice(index, 1)
+
+
+def _repaired(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The batch with valid strings throughout: U+FFFD for bytes that are no UTF-8.
+
+    A damaged value of another type, such as a list with such a string, is null, or empty where its column allows none.
+    """
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not _is_valid(column):
+            repaired = column
+            with suppress(pyarrow.ArrowException):
+                repaired = _with_valid_strings(column)
+            column = repaired if _is_valid(repaired) else _without_damaged(column, field)
+        columns.append(column)
+    return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _with_valid_strings(values: pyarrow.Array) -> pyarrow.Array:
+    kind = values.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        raw = values.cast(pyarrow.large_binary() if types.is_large_string(kind) else pyarrow.binary()).to_pylist()
+        return pyarrow.array([None if item is None else item.decode("utf-8", "replace") for item in raw], kind)
+    return values
+
+
+def _without_damaged(values: pyarrow.Array, field: pyarrow.Field) -> pyarrow.Array:
+    kind = values.type
+    empty = pyarrow.nulls(1, kind)
+    if not field.nullable:
+        empty = pyarrow.array([{} if types.is_struct(kind) else []], kind)
+    single = (_one(values, index) for index in range(len(values)))
+    return pyarrow.concat_arrays([item if _is_valid(item) else empty for item in single])
 
 
 def _plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:

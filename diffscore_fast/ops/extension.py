@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import runpy
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.logit_gradients import logit_gradients
+from diffscore_fast.ops.registry import check_one_device
 
 try:
     from diffscore_fast import _C
@@ -45,30 +47,68 @@ def brgemm_unavailable(dtype: torch.dtype) -> str | None:
     return _reason if _C is None else _C.brgemm_unavailable(str(dtype).removeprefix("torch."))
 
 
+def generated_code_unavailable() -> str | None:
+    """None where the system lets this process write machine code and run it, else one sentence that says why not.
+
+    oneDNN generates its kernels; under systemd's MemoryDenyWriteExecute or without SELinux's execmem it cannot.
+    """
+    if _C is not None:
+        return _C.generated_code_unavailable()
+    if not hasattr(mmap, "PROT_EXEC"):  # Windows, where nothing of the kind is known
+        return None
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return f"the system grants no memory for generated code ({error.strerror})"
+    return None
+
+
+def avoid_generated_code() -> None:
+    """Switches oneDNN off in torch where the system grants no memory for generated code.
+
+    Every operation that torch gives to oneDNN (GELU in float32, products in bfloat16 on processors that have them)
+    would end with "could not create a primitive"; torch's own loops make them then.
+    """
+    if torch.backends.mkldnn.enabled and generated_code_unavailable() is not None:
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+
+
+def _one_device(*inputs: object) -> None:
+    """A tensor without memory among those on a CPU sends the call here, where a result would hold anything."""
+    tensors = {f"input {place}": item for place, item in enumerate(inputs) if isinstance(item, Tensor)}
+    check_one_device("diffscore_fast", **tensors)
+
+
 def _fake_logprob(hidden, weight, bias, targets, rows, *options) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    _one_device(hidden, weight, bias, targets, rows, *options)
     shape = targets.shape
     return hidden.new_empty(shape, dtype=torch.float32), hidden.new_empty(shape, dtype=torch.float32)
 
 
 def _fake_statistics(hidden, weight, bias, targets, rows, *options):  # type: ignore[no-untyped-def]
+    _one_device(hidden, weight, bias, targets, rows, *options)
     floats = [hidden.new_empty(targets.shape, dtype=torch.float32) for _ in range(3)]
     return (*floats, torch.empty_like(targets))
 
 
 def _fake_attention(query, *others) -> Tensor:  # type: ignore[no-untyped-def]
+    _one_device(query, *others)
     return query.new_empty(query.shape)
 
 
 def _fake_linear(x, weight, bias, activation, *others):  # type: ignore[no-untyped-def]
+    _one_device(x, weight, bias, *others)
     return x.new_empty((x.shape[0], weight.shape[0] // (2 if activation == "swiglu" else 1)))
 
 
 def _fake_log_mean_exp(values, segments):  # type: ignore[no-untyped-def]
+    _one_device(values, segments)
     shape = (segments.shape[0] - 1,)
     return (*(values.new_empty(shape) for _ in range(4)), segments.new_empty(shape))
 
 
 def _fake_bounds(log_p, folds, segments):  # type: ignore[no-untyped-def]
+    _one_device(log_p, segments)
     return tuple(log_p.new_empty((segments.shape[0] - 1,)) for _ in range(3))
 
 

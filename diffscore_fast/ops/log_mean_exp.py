@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.ops.extension import cpu_unavailable
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import (
+    AUTO,
+    Implementation,
+    Operation,
+    anywhere,
+    check_one_device,
+    check_real,
+)
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 
@@ -55,6 +62,8 @@ def log_mean_exp(values: Tensor, segments: Tensor, *, implementation: str = AUTO
 
 
 def check_segments(operation: str, values: Tensor, segments: Tensor) -> None:
+    check_one_device(operation, values=values, segments=segments)
+    check_real(operation, values=values)
     if values.dim() != 1 or segments.dim() != 1 or segments.dtype != torch.int64 or len(segments) == 0:
         raise ValueError(
             f"{operation}: values must be [N] and segments [S + 1] int64; got {list(values.shape)} and "

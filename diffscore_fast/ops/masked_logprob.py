@@ -10,7 +10,15 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import (
+    AUTO,
+    Implementation,
+    Operation,
+    anywhere,
+    check_one_device,
+    check_real,
+    check_row_count,
+)
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
@@ -96,7 +104,9 @@ def masked_logprob(
     ImplementationError
         If the named implementation cannot run here, or has no gradient of weight_scale where one is wanted.
     """
-    size, excluded_ids, targets = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    size, excluded_ids, targets = _checked(
+        hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap, weight_scale
+    )
     tracked = torch.is_grad_enabled() and weight_scale is not None and weight_scale.requires_grad
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB.resolve(hidden.device, "reference" if tracked and wanted == AUTO else wanted)
@@ -115,7 +125,9 @@ def masked_logprob_statistics(
 
     Not differentiable.
     """
-    size, excluded_ids, targets = _checked(hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap)
+    size, excluded_ids, targets = _checked(
+        hidden, weight, bias, targets, rows, excluded_ids, vocab_size, soft_cap, weight_scale
+    )
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, wanted)
     with torch.no_grad():
@@ -126,11 +138,18 @@ def masked_logprob_statistics(
 
 def _checked(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None,
+    excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None, weight_scale: Tensor | None,
 ) -> tuple[int, tuple[int, ...], Tensor]:  # fmt: skip
     """Number of real vocabulary rows, the excluded ids among them, and the targets where the states are; refuses what
     a kernel would read beyond."""
     size, excluded_ids = check_projection("masked_logprob", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
+    check_one_device(
+        "masked_logprob", hidden=hidden, targets=None if targets.device.type == "cpu" else targets, rows=rows,
+        weight_scale=weight_scale,
+    )  # fmt: skip
+    check_real("masked_logprob", weight_scale=weight_scale)
+    if weight_scale is not None and weight_scale.shape != weight.shape[:1]:
+        raise ValueError(f"masked_logprob: weight_scale must be [{len(weight)}]; got {list(weight_scale.shape)}")
     if targets.dtype != torch.int64 or (rows is not None and rows.dtype != torch.int64):
         raise TypeError("masked_logprob: targets and rows must be int64")
     count = len(hidden) if rows is None else len(rows)
@@ -150,12 +169,15 @@ def check_projection(
     vocab_size: int | None, soft_cap: float | None,
 ) -> tuple[int, tuple[int, ...]]:  # fmt: skip
     """Number of real vocabulary rows, and the excluded ids among them; refuses shapes and options that do not fit."""
+    check_one_device(operation, hidden=hidden, weight=weight, bias=bias)
+    check_real(operation, hidden=hidden, weight=weight, bias=bias)
     size = weight.shape[0] if vocab_size is None else vocab_size
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"{operation}: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
                          f"{list(weight.shape)}")  # fmt: skip
     if not 0 < size <= weight.shape[0]:
         raise ValueError(f"{operation}: vocab_size {size} is not in 1 .. {weight.shape[0]}, the rows of the weight")
+    check_row_count(operation, "the projection", size)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"{operation}: bias must be [{weight.shape[0]}]; got {list(bias.shape)}")
     if soft_cap is not None and not 0 < soft_cap < float("inf"):
@@ -242,12 +264,12 @@ def _reference_statistics(hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tens
     return log_prob, log_sum_exp, entropy, rank
 
 
-def _cpu(*arguments: Any) -> Tensor:
-    return torch.ops.diffscore_fast.masked_logprob(*arguments, "auto")[0]
+def _cpu(*arguments: Any, products: str = AUTO) -> Tensor:
+    return torch.ops.diffscore_fast.masked_logprob(*arguments, products)[0]
 
 
-def _cpu_statistics(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments, "auto")
+def _cpu_statistics(*arguments: Any, products: str = AUTO) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.ops.diffscore_fast.masked_logprob_statistics(*arguments, products)
 
 
 def _one_type(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None) -> None:

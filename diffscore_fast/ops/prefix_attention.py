@@ -13,7 +13,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device, check_row_count
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
@@ -34,7 +34,8 @@ class AttentionLayout:
     query_offsets : int64 [W + 1]
         Likewise for query rows. The last layer asks for fewer queries than keys.
     query_places : int64 [Q] or None
-        Row of each query within its window; None where every key row has its query, in order. Read by `block` alone.
+        Row of each query within its window, from 0 and below the window's length; None where every key row has its
+        query, in order. Read by `block` alone.
     prefix_starts, prefix_lengths : int64 [W]
         Window w also sees rows prefix_starts[w] .. + prefix_lengths[w] of the prefix keys; length 0 sees none.
     block : int
@@ -82,6 +83,9 @@ def prefix_attention(
     The reference alone is differentiable and takes float64 and mixed types; "auto" resolves to it in these cases.
     """
     inputs = (query, key, value, prefix_key, prefix_value)
+    check_one_device(
+        "prefix_attention", query=query, key=key, value=value, prefix_key=prefix_key, prefix_value=prefix_value
+    )
     tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
     types = {item.dtype for item in inputs}
     beyond = len(types) > 1 or not types <= KERNEL_TYPES
@@ -102,11 +106,15 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> None:
     """Shapes, and a layout that stays inside its tensors: a kernel would read beyond them."""
+    if query.dim() != 3 or query.shape[2] == 0:
+        raise ValueError(f"prefix_attention: query must be [Q, H, d] with d at least 1; got {list(query.shape)}")
     for name, pair in (("key", (key, value)), ("prefix_key", (prefix_key, prefix_value))):
         if pair[0].shape != pair[1].shape or pair[0].dim() != 3 or pair[0].shape[2] != query.shape[2]:
             raise ValueError(f"prefix_attention: {name} and its values must be [rows, heads, {query.shape[2]}]; got "
                              f"{list(pair[0].shape)} and {list(pair[1].shape)}")  # fmt: skip
-    if query.shape[1] % key.shape[1] or prefix_key.shape[1] != key.shape[1]:
+        check_row_count("prefix_attention", name, len(pair[0]))
+    check_row_count("prefix_attention", "query", len(query))
+    if not key.shape[1] or query.shape[1] % key.shape[1] or prefix_key.shape[1] != key.shape[1]:
         raise ValueError(f"prefix_attention: {query.shape[1]} query heads cannot share {key.shape[1]} key heads, or "
                          f"the prefix has other heads ({prefix_key.shape[1]})")  # fmt: skip
     windows = len(layout.prefix_starts)
@@ -126,6 +134,13 @@ def _check(
             raise ValueError("prefix_attention: block-causal attention of a part of the queries needs their places")
     elif len(layout.query_places) != len(query):
         raise ValueError(f"prefix_attention: {len(layout.query_places)} query places for {len(query)} queries")
+    else:
+        lengths_of = np.repeat(np.diff(layout.key_offsets), np.diff(layout.query_offsets))
+        outside = (layout.query_places < 0) | (layout.query_places >= lengths_of)
+        if outside.any():
+            at = int(outside.argmax())
+            raise ValueError(f"prefix_attention: query_places[{at}] is {layout.query_places[at]}, outside its window "
+                             f"of {lengths_of[at]} rows")  # fmt: skip
 
 
 def _reference(
@@ -199,14 +214,15 @@ def _expand(rows: Tensor, heads: int) -> Tensor:
 
 
 def _cpu(
-    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout,
+    products: str = AUTO,
+) -> Tensor:  # fmt: skip
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
     return torch.ops.diffscore_fast.prefix_attention(
         query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block,
-        AUTO,
+        products,
     )  # fmt: skip
 
 

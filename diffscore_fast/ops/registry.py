@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 
 AUTO = "auto"
+MAX_ROWS = 2**31 - 1  # of a tensor that an operation walks; an expanded one may have more without the memory for them
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,34 @@ def wanted_by_operation(operations: Sequence[Operation], wanted: str) -> dict[st
     if wanted not in (AUTO, *known):
         raise ImplementationError(f"no operation has an implementation {wanted!r}; known are: auto, {', '.join(known)}")
     return {item.name: wanted if wanted in item.implementations else AUTO for item in operations}
+
+
+def check_one_device(operation: str, **tensors: Tensor | None) -> None:
+    """Refuses tensors on more than one device: a kernel would read host memory at an address of another's, or nothing.
+
+    Raises
+    ------
+    ValueError
+        Which names the first two tensors that lie apart.
+    """
+    given = {name: item.device for name, item in tensors.items() if item is not None}
+    first, device = next(iter(given.items()))
+    for name, other in given.items():
+        if other != device:
+            raise ValueError(f"{operation}: {first} is on {device}, {name} on {other}; they must be on one device")
+
+
+def check_real(operation: str, **tensors: Tensor | None) -> None:
+    """Refuses complex numbers, whose imaginary part a conversion to float32 would drop."""
+    for name, item in tensors.items():
+        if item is not None and item.is_complex():
+            raise TypeError(f"{operation}: {name} must be of real numbers; got {item.dtype}")
+
+
+def check_row_count(operation: str, name: str, count: int) -> None:
+    """Refuses more rows than sizes in bytes leave room for."""
+    if count > MAX_ROWS:
+        raise ValueError(f"{operation}: {name} has {count} rows; at most {MAX_ROWS} are taken")
 
 
 def anywhere(device: torch.device) -> str | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, check_projection, reference_logits
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 from diffscore_fast.ops.transfer import to_device
 
 
@@ -42,6 +42,7 @@ def sample_token(
     size, excluded_ids = check_projection("sample_token", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
     if numbers.shape != hidden.shape[:1]:
         raise ValueError(f"sample_token: numbers must be [{len(hidden)}]; got {list(numbers.shape)}")
+    check_one_device("sample_token", hidden=hidden, numbers=None if numbers.device.type == "cpu" else numbers)
     outside = ~((numbers >= 0) & (numbers < 1))
     if bool(outside.any()):
         raise ValueError(f"sample_token: numbers must lie in [0, 1); got {float(numbers[outside][0])}")

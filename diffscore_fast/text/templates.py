@@ -28,7 +28,7 @@ class Template:
     Parameters
     ----------
     name : str
-        What signatures call it.
+        What messages call it; the signature follows from the texts alone.
     forward : str
         Holds `{source}`, then ends with `{candidate}`: read by conditional and pmi, and by marginal with the source
         left out, so that the two sides of pmi differ in the source alone.
@@ -68,8 +68,13 @@ class Template:
 
     @property
     def identity(self) -> str:
-        """The name alone for a template of this module, else name@hash: equal for equal templates only."""
-        return self.name if TEMPLATES.get(self.name) == self else f"{self.name}@{self.content_hash}"
+        """What signatures say: equal for equal texts, whatever the file or the template is called.
+
+        The name of the template of this module with the same texts, or "custom@" and `content_hash`.
+        """
+        texts = self.forward, self.reverse
+        known = [name for name, item in TEMPLATES.items() if (item.forward, item.reverse) == texts]
+        return known[0] if known else f"custom@{self.content_hash}"
 
     @property
     def content_hash(self) -> str:

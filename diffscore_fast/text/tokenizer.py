@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.process import is_forked
+
+# A text of more characters than this for each token of room is first read in part.
+CHARACTERS_PER_TOKEN = 16
+# Where a text may be cut so that the part before keeps the tokens that it has in the whole: a space between letters.
+_BORDER = re.compile(r"[^\W\d_](?= [^\W\d_])")
+_WINDOW = 1 << 12  # characters in which a border is looked for
+# Normalisers that change a text character by character, or join only what a space does not part.
+_LOCAL_NORMALIZERS = ("BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Prepend")
+# Patterns of Qwen 2 and of GPT-4 (Llama 3): every alternative that takes a space before letters begins with it.
+_PARTING_PATTERNS = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for numbers in (r"\p{N}", r"\p{N}{1,3}")
+)  # fmt: skip
+# Pre-tokenisers that part a text at such a border, whatever stands around it.
+_PARTING = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 
 UNKNOWN = ("[UNK]", "<unk>")  # what a text that cannot be spelled becomes; no control token
 
@@ -30,11 +49,14 @@ class Encoded:
         Half-open character range of each.
     eligible : bool [L], optional
         Which tokens may be masked; all of them if not given.
+    is_beginning : bool
+        Whether these are only the first tokens of the text, which has more.
     """
 
     ids: np.ndarray
     spans: np.ndarray
     eligible: np.ndarray | None = None
+    is_beginning: bool = False
 
     @property
     def num_eligible(self) -> int:
@@ -44,6 +66,11 @@ class Encoded:
         """The first tokens."""
         eligible = None if self.eligible is None else self.eligible[:count]
         return Encoded(self.ids[:count], self.spans[:count], eligible)
+
+
+def count_of(item: Encoded) -> str:
+    """How many tokens a text has, in words."""
+    return f"more than {len(item.ids) - 1} tokens" if item.is_beginning else f"{len(item.ids)} tokens"
 
 
 @dataclass(frozen=True)
@@ -89,6 +116,7 @@ class TextTokenizer:
         self._tokenizer.encode_special_tokens = True
         self._path = path
         self.sha256 = hashlib.sha256(stored).hexdigest()
+        self._parts_at_borders = _parts_at_borders(json.loads(stored))
         self.mask_id = self._control_id(mask_token)
         self.start_id = None if start_token is None else self._control_id(start_token)
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -119,6 +147,31 @@ class TextTokenizer:
     def decode(self, ids: np.ndarray) -> str:
         """The text of tokens, control tokens left out; a character that is cut is U+FFFD."""
         return self._tokenizer.decode(ids.tolist())
+
+    def encode_up_to(self, texts: Sequence[str], most: int) -> list[Encoded]:
+        """`encode`, but of a text of more than `most` tokens perhaps the beginning alone: `most` + 1 tokens.
+
+        A long text is read in parts that double, until one has more tokens than that or the text is at its end. Each
+        part ends between two words, where the tokens before are those of the whole text; with a tokenizer for which
+        that is not certain, or in a text without such a place, the whole text is read.
+        """
+        parts = [self._first_part(text, most) for text in texts]
+        whole = [row for row, part in enumerate(parts) if part is None]
+        for row, item in zip(whole, self.encode([texts[row] for row in whole]), strict=True):
+            parts[row] = item
+        return [part for part in parts if part is not None]
+
+    def _first_part(self, text: str, most: int) -> Encoded | None:
+        """The first tokens of a text that has certainly more than `most`; None where that has not been found."""
+        size = CHARACTERS_PER_TOKEN * (most + 1)
+        while self._parts_at_borders and size < len(text):
+            borders = list(_BORDER.finditer(text, max(size - _WINDOW, 0), size))
+            if borders:
+                beginning = self.encode([text[: borders[-1].end()]])[0]
+                if len(beginning.ids) > most:
+                    return Encoded(beginning.ids[: most + 1], beginning.spans[: most + 1], is_beginning=True)
+            size *= 2
+        return None
 
     def control_tokens(self) -> ControlTokens:
         """What the file's own post-processor puts around a text and a pair; its start token is ours.
@@ -177,3 +230,33 @@ class TextTokenizer:
         if index is None:
             raise CheckpointError(f"{self._path}: no token {token!r}, which is named as a control token")
         return index
+
+
+def _parts_at_borders(stored: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json certainly parts every text at a space between two letters.
+
+    True for what is known to: WordPiece as BERT has it, BPE over the pieces of GPT-2's, GPT-4's or Qwen 2's pattern.
+    """
+    normalizers = _members(stored.get("normalizer"), "normalizers")
+    if any(item.get("type") not in _LOCAL_NORMALIZERS for item in normalizers):
+        return False
+    if any(re.search(r"\s", token["content"]) for token in stored.get("added_tokens") or ()):
+        return False  # an added token could lie across the border
+    return any(
+        item.get("type") in _PARTING
+        or (item.get("type") == "ByteLevel" and item.get("use_regex", True))
+        or (
+            item.get("type") == "Split"
+            and (item.get("pattern") or {}).get("Regex") in _PARTING_PATTERNS
+            and item.get("behavior") == "Isolated"
+            and not item.get("invert")
+        )
+        for item in _members(stored.get("pre_tokenizer"), "pretokenizers")[:1]
+    )
+
+
+def _members(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """The steps of a part of a tokenizer.json, which may be none, one, or a sequence."""
+    if part is None:
+        return []
+    return list(part[name]) if part.get("type") == "Sequence" else [part]

@@ -112,7 +112,9 @@ def test_bfloat16_is_near_float32(folders, family):
 def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_path):
     scaled = save_diffusion_model("llada", tmp_path / "scaled", scale_logits=True)
     assert load_model(scaled).backbone.spec.logit_scale == pytest.approx(32**-0.5)
-    with pytest.raises(CheckpointError, match=r"unexpected \['model.transformer.ff_out.weight'\]"):
+    with pytest.raises(
+        CheckpointError, match="tensor model.transformer.ff_out.weight differs from model.transformer.wte"
+    ):
         load_model(save_diffusion_model("llada", tmp_path / "tied", weight_tying=True))
     whole = {}
     for path in (tmp_path / "tied").glob("*.safetensors"):
@@ -143,7 +145,19 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
         ("llada", {"rope_theta": 10**30}, "rope_theta must be a number"),
         ("llada", {"architectures": 5}, "architectures must be a list of names"),
         ("Dream", {"mask_token_id": 3}, r"masks with '<\|mask\|>', token"),
-        ("Dream", {"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ("Dream", {"rope_scaling": {"type": "yarn"}}, "rope_scaling of type yarn: only plain rotary positions"),
+        ("llada", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling of type linear"),
+        ("Dream", {"rope_scaling": 2.0}, "rope_scaling must be an object or null"),
+        (
+            "llada",
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0}},
+            "rope_parameters of type llama3",
+        ),
+        ("Dream", {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "has rope_theta = 5.0, another"),
+        ("Dream", {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("Dream", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ("Dream", {"rope_theta": None, "rope_parameters": {"rope_theta": "much"}}, "rope_theta must be a number"),
+        ("Dream", {"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
         ("Dream", {"hidden_act": "gelu"}, "hidden_act"),
         ("Dream", {"architectures": ["Qwen2ForCausalLM"]}, "is a causal language model"),
     ],
@@ -272,3 +286,43 @@ def test_dream_without_a_token_to_begin_with_is_refused(folders, tmp_path):
         (folder / "tokenizer_config.json").write_text(json.dumps(changed))
         with pytest.raises(CheckpointError, match="names no bos_token"):
             load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000}},  # the same, stated twice
+        {"rope_theta": None, "rope_scaling": {"type": "default", "rope_theta": 1e6}},
+        {"rope_scaling": {"type": "default"}},
+        {"rope_scaling": {"rope_type": "default", "type": "default"}, "rope_parameters": None},
+    ],
+)
+def test_plain_rotary_positions_are_read_wherever_they_are_stated(folders, tmp_path, changes):
+    expected = DiffScorer(folders["Dream"]).score(SOURCES[:2], CANDIDATES[:2], draws=5).scores
+    folder = shutil.copytree(folders["Dream"], tmp_path / "stated", ignore=shutil.ignore_patterns("twin"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    got = DiffScorer(folder).score(SOURCES[:2], CANDIDATES[:2], draws=5).scores
+    np.testing.assert_array_equal(got, expected)
+    other = json.loads(json.dumps(config | changes).replace("1000000", "100"))
+    (folder / "config.json").write_text(json.dumps(other))
+    moved = DiffScorer(folder).score(SOURCES[:2], CANDIDATES[:2], draws=5).scores
+    assert np.abs(moved - expected).max() > 1e-4  # a base that is stated is the one that turns
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_a_stored_head_that_equals_the_tied_one_is_accepted_and_an_untied_one_must_be_there(tmp_path, family):
+    field = {"llada": "weight_tying", "Dream": "tie_word_embeddings"}[family]
+    words, head = {"llada": ("model.transformer.wte.weight", "model.transformer.ff_out.weight"),
+                   "Dream": ("model.embed_tokens.weight", "lm_head.weight")}[family]  # fmt: skip
+    folder = save_diffusion_model(family, tmp_path / "tied", **{field: True})
+    rewritten(folder, lambda whole: whole.update({head: whole[words].clone()}))
+    backbone = load_model(folder).backbone
+    assert backbone.vocabulary_weight is backbone.words.weight
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: False}))
+    np.testing.assert_array_equal(load_model(folder).backbone.vocabulary_weight, backbone.vocabulary_weight)
+    rewritten(folder, lambda whole: whole.pop(head))
+    with pytest.raises(CheckpointError, match=rf"missing \['{head}'\]"):
+        load_model(folder)

@@ -51,10 +51,19 @@ def test_estimates_carry_intervals_errors_and_comparators(run):
     result, rows = run("--orders", "8", "--surrogate-orders", "8", "--comparators", "--z", "2")
     assert result.exit_code == 3, result.output
     row = rows[0]
-    assert row["interval"][0] == pytest.approx(row["lower"] - 2 * row["stderr_lower"])
-    assert row["interval"][1] == pytest.approx(row["upper"] + 2 * row["stderr_upper"])
+    # 16 draws a block: wider than 2 standard errors, by Student's t at 15 degrees of freedom or more.
+    for end, expected in ((0, row["lower"] - 2 * row["stderr_lower"]), (1, row["upper"] + 2 * row["stderr_upper"])):
+        beyond = (row["interval"][end] - expected) * (-1, 1)[end] / row[("stderr_lower", "stderr_upper")[end]]
+        assert 0 < beyond < 0.24
     assert set(row["comparators"]) == {"cubo_2", "tvo_upper", "is_vg_b"} and row["effective_draws"] > 1
     assert "perplexity interval (z = 2)" in result.output and "surrogate:self" in result.output
+
+
+def test_too_few_orders_are_a_status_and_no_failure(run):
+    result, rows = run("--orders", "2", "--surrogate-orders", "2")
+    assert [row["status"] for row in rows] == ["unreliable", "unreliable", "empty_text"]
+    assert "too few independent draws" in rows[0]["message"] and rows[0]["interval"][0] < rows[0]["lower"]
+    assert "in 2 texts a block has too few" in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

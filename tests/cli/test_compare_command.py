@@ -104,3 +104,16 @@ def test_options_of_score_are_options_of_compare(run, mini):
 def test_what_cannot_be_compared_is_refused(run, arguments, files, message):
     result = run(*arguments, **files)
     assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_delimited_files_are_read_as_is_asked(run):
+    lines = [f"{source};{candidate}" for source, candidate in zip(SOURCES, A, strict=True)]
+    for name in "ab":
+        Path(f"{name}.csv").write_text("\n".join(["source;candidate;id", *lines, ""]))
+    result = run("a.csv", "b.csv", "--delimiter", ";")
+    assert result.exit_code == 0, result.output
+    assert "a.csv: rows with fewer fields: 3, the missing ones are empty" in result.stderr
+    result = run("a.csv", "b.csv")
+    assert result.exit_code == 2 and "or give --delimiter ';'" in result.stderr
+    result = run("a.jsonl", "b.jsonl", "--quoting", "none", a=rows(A), b=rows(B))
+    assert result.exit_code == 2 and "--quoting is for CSV and TSV" in result.stderr

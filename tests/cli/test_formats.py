@@ -14,7 +14,7 @@ from diffscore_fast import LikelihoodBounds
 from diffscore_fast.cli import bound as bound_module
 from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
-from tests.support.rows import NAMES, read_rows, write_rows
+from tests.support.rows import NAMES, dialect_of, read_rows, write_rows
 
 ROWS = [
     {"id": "007", "source": "The cat sat on the mat.", "candidate": "A cat sat."},
@@ -38,7 +38,8 @@ def test_the_same_rows_have_the_same_scores_in_every_format(here):
     outputs = {}
     for name in NAMES:
         write_rows(here / name, ROWS, ["id", "source", "candidate"])
-        result = command("score", name, "-o", f"out_{name}", "--draws", "1", "--profile", "--tokens")
+        quoting = ["--quoting", dialect_of(name).quoting] if "sv" in name else []
+        result = command("score", name, "-o", f"out_{name}", "--draws", "1", "--profile", "--tokens", *quoting)
         assert result.exit_code == 3, result.output  # one candidate is empty
         outputs[name] = read_rows(here / f"out_{name}")
     expected = outputs["rows.jsonl"]

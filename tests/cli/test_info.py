@@ -27,3 +27,14 @@ def test_info_describes_a_model(tmp_path, family, layout):
 def test_info_about_no_model_says_so(tmp_path):
     done = CliRunner().invoke(main, ["info", "--model", str(tmp_path)])
     assert done.exit_code == 2 and "config.json: no such file" in done.output
+
+
+@pytest.mark.parametrize(
+    ("units", "says"), [(True, "about 1.9 times as fast on this processor"), (False, "no units for it")]
+)
+def test_info_names_the_default_type_and_what_bfloat16_would_be(monkeypatch, units, says):
+    monkeypatch.setattr("diffscore_fast.cli.info.multiplies_bfloat16", lambda: units)
+    done = CliRunner(env={"COLUMNS": "400"}).invoke(main, ["info"])
+    lines = [" ".join(line.strip("\u2502 ").split()) for line in done.output.splitlines()]
+    assert any(line.startswith("default type on cpu") and line.endswith("float32") for line in lines)
+    assert any(line.startswith("--dtype bfloat16 on cpu") and says in line for line in lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,27 @@ def test_a_bad_row_gets_a_status_and_its_neighbours_their_scores(run, line, stat
     assert f"rows {status}" in result.output
 
 
+def test_a_file_of_one_bad_row_is_a_file_of_failed_rows(run):
+    for name, line in (
+        ("in.jsonl", b"{"),
+        ("in.csv", b'source,candidate\n"a"b,c\n'),
+        ("in.tsv", b"source\tcandidate\n\xff"),
+    ):
+        result, rows = run(content=line, name=name)
+        assert result.exit_code == 3 and [row["status"] for row in rows] == ["invalid_record"]
+        assert f"{name}: the only row fails: line " in result.stderr
+
+
+def test_what_was_said_of_rows_is_in_the_summary(run):
+    result, rows = run(content=b'source\tcandidate\tid\nIt rained.\tIt "rained.\n', name="in.tsv")
+    assert result.exit_code == 0 and rows[0]["candidate"] == 'It "rained.' and rows[0]["id"] == ""
+    assert re.search("rows with fewer fields *│ 1, the missing ones are empty", result.output)
+    row = {"source": "It rained.\nAll day.", "candidate": "Rain."}
+    result, rows = run("-o", "out.tsv", rows=[row])
+    assert result.exit_code == 0 and "to be read with --quoting escaped" in result.output
+    assert Path("out.tsv").read_text().splitlines()[1].startswith(r"It rained.\nAll day." + "\tRain.\t-")
+
+
 def test_over_length_rows_fail_are_skipped_or_cut(run):
     rows = [*ROWS, {"source": "word " * 2100, "candidate": "A word."}]
     result, out = run(rows=rows)
@@ -138,8 +160,7 @@ def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(score_module, "DiffScorer", never)
-    for name, text in (("in.jsonl", json.dumps(ROWS[0])), ("out.jsonl.partial", json.dumps(ROWS[0])),
-                       ("prose.txt", "source,candidate\n")):  # fmt: skip
+    for name, text in (("in.jsonl", json.dumps(ROWS[0])), ("out.jsonl.partial", json.dumps(ROWS[0]))):
         Path(name).write_text(text)
     before = {path.name: path.read_text() for path in Path().iterdir()}
     for arguments, message in [
@@ -147,7 +168,8 @@ def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
         (["none.jsonl", "-o", "out.jsonl"], "cannot read none.jsonl: No such file"),
         (["in.jsonl", "-o", "in.jsonl"], "would write over the input"),
         (["out.jsonl.partial", "-o", "out.jsonl"], "would write over the input"),
-        (["prose.txt", "-o", "out.jsonl"], "prose.txt is not JSON Lines: line 1 is not JSON"),
+        (["in.jsonl", "-o", "out.jsonl", "--delimiter", ";"], "--delimiter is for CSV and TSV"),
+        (["in.jsonl", "-o", "out.csv", "--delimiter", "ab"], "give one ASCII character"),
         (["in.jsonl", "-o", "out.jsonl", "--draws", "0"], "draws must be at least 1"),
         (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted", "--level-weights", "a,b"], "comma-separated"),
         (["in.jsonl", "-o", "out.jsonl", "--estimator", "weighted"], "needs them"),

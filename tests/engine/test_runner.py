@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.runner import Observation, Runner
 from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
+from diffscore_fast.ops import LINEAR
 from tests.support.networks import BagOfTokens, RotaryDecoder, dense_log_probs
 
 FULL, PREFIX = Attention("full"), Attention("prefix")
@@ -216,7 +219,7 @@ def test_in_sixteen_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_n
 
     class Rounding(RotaryDecoder):
         def attention_outputs(self, layer, hidden, attended):
-            return super().attention_outputs(layer, hidden, attended) * (1 + 0.01 * len(hidden))
+            return super().attention_outputs(layer, hidden, attended) * (1 + 2**-8 * (len(hidden) % 3))
 
     class Leaking(RotaryDecoder):
         def attention_outputs(self, layer, hidden, attended):
@@ -229,6 +232,25 @@ def test_in_sixteen_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_n
             check_packing(Runner(Rounding()), attention)
         with pytest.raises(CheckpointError, match="beside"):
             check_packing(Runner(Leaking(dtype=torch.bfloat16)), attention)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_whose_bits_depend_on_the_number_of_rows_fail_the_check(monkeypatch, dtype):
+    """As torch's linear does in bfloat16, which sums a single row by another kernel."""
+    runner = Runner(load_model("mini", dtype=dtype).backbone)
+    name = runner.backbone.linear_implementation
+    sound = LINEAR.implementations[name]
+
+    def faulty(x: Tensor, *others: object) -> Tensor:
+        y = sound.function(x, *others)
+        return y * (1 + 2 * torch.finfo(dtype).eps) if len(x) == 1 else y
+
+    for attention in (FULL, PREFIX, Attention("block", 4)):
+        check_packing(runner, attention)
+    monkeypatch.setitem(LINEAR.implementations, name, replace(sound, function=faulty))
+    for attention in (FULL, PREFIX):
+        with pytest.raises(CheckpointError, match="bits .* depend on how many sequences are beside it"):
+            check_packing(runner, attention)
 
 
 def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import format_of, open_reader
-from tests.support.rows import ADDED, NAMES, delimited_bytes, pack, read_rows, run_lengths, write_rows
+from tests.support.rows import ADDED, NAMES, delimited_bytes, dialect_of, pack, read_rows, run_lengths, write_rows
 
 # Characters that split, end, quote, escape or hide somewhere, among ordinary ones.
 HOSTILE = "\"',;\t\n\r\0\\ \u2028\u2029\u0085\x0b\x0c\x1c\ufeff\u200b\x1aé\U0001f600aN/1-={}[]"
@@ -41,7 +41,7 @@ def test_every_value_survives_every_pair_of_formats(tmp_path_factory, rows, name
     source, target = folder / names[0], folder / f"out_{names[1]}"
     columns = ["id", "text", "a,b\t\n"]
     write_rows(source, rows, columns)
-    run = run_lengths(source, target)
+    run = run_lengths(source, target, dialect=dialect_of(names[0]))
     written = read_rows(target)
     assert len(written) == len(rows) == run.statuses.total()
     forms = [format_of(name) for name in names]
@@ -55,10 +55,10 @@ def test_every_value_survives_every_pair_of_formats(tmp_path_factory, rows, name
 
 
 BROKEN = {
-    "jsonl": [b"{", b"[1]", b'{"text": 1} x', b'{"text": "\xff"}', b'"\\', b'{"text": NaN}', b'{"a": 1, "a": 2}',
+    "jsonl": [b"{", b"[1]", b'{"text": 1} x', b'{"text": "\xff"}', b'"\\', b'{"a": 1, "a": 2}',
               b"\xff\xfe{\0}\0", b"text,a"],
-    "csv": [b"1", b"1,2,3", b'"a"b,c', b"a\rb,c", b"\xff,b", b"a,\xed\xa0\x80", b",,", b"\0,\0,\0"],
-    "tsv": [b"1", b"1\t2\t3", b'"a"b\tc', b"a\rb\tc", b"\xff\tb", b"1,2", b"\t\t"],
+    "csv": [b"1,2,3", b'"a"b,c', b"a\rb,c", b"\xff,b", b"a,\xed\xa0\x80", b",,x", b"\0,\0,\0"],
+    "tsv": [b"1\t2\t3", b"\xff\tb", b"1,2\t\t3", b'\t\t"', b"\0\t\0\t\0"],
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_rows_in_are_rows_out_whatever_is_broken(tmp_path_factory, data, name, o
             pieces.append(delimited_bytes([row], form))
     folder = tmp_path_factory.mktemp("hostile")
     pack(folder / name, b"".join(pieces))
-    run = run_lengths(folder / name, folder / f"out_{output}")
+    run = run_lengths(folder / name, folder / f"out_{output}", dialect=dialect_of(name))
     written = read_rows(folder / f"out_{output}")
     assert len(written) == len(rows) == run.statuses.total()
     for row, back in zip(rows, written, strict=True):
@@ -101,17 +101,85 @@ def test_a_cut_file_keeps_its_rows_and_says_where_it_ends(tmp_path, name):
     records = list(open_reader(str(tmp_path / name)))
     assert 1000 < len(records) < 20_000
     assert [record.fields for record in records[:-1]] == rows[: len(records) - 1]
-    assert f"cannot be read beyond line {records[-1].line - 1}" in records[-1].problem
+    form = "gzip" if name.endswith(".gz") else "zstd"
+    assert records[-1].problem.startswith(
+        f"the file cannot be read beyond line {records[-1].line - 1}: its {form} data"
+    )
+    assert f"are cut off (the file is not whole) after {len(content) // 2:,} bytes, " in records[-1].problem
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 @pytest.mark.parametrize("content", [b"\x1f\x8b\x08garbage", b"\x28\xb5\x2f\xfdgarbage", bytes(range(128, 256)) * 9,
                                      "text\nä\n".encode("utf-16"), b"PAR1PAR1"])  # fmt: skip
-def test_what_is_no_file_of_rows_is_refused_by_name(tmp_path, name, content):
+def test_what_is_no_file_of_rows_is_refused_by_name(tmp_path, name, content, capsys):
     (tmp_path / name).write_bytes(content)
+    if name == "rows.jsonl" and content[:1] in b"\x80P":  # a line like any other, and a row that fails
+        assert run_lengths(tmp_path / name, tmp_path / "out.jsonl").statuses == {"invalid_record": 1}
+        said = capsys.readouterr().err
+        assert "rows.jsonl: the only row fails: line 1 is not" in said and "name it with --format" in said
+        return
     with pytest.raises(InputError, match=name):
         run_lengths(tmp_path / name, tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+BROKEN_LINE = {"jsonl": b"{", "csv": b'"a"b,1', "tsv": b"1\t2\t3"}
+EMPTY_LINE = {"jsonl": b'{"text": "", "x": "1"}', "csv": b",1", "tsv": b"\t1"}
+GOOD_LINE = {"jsonl": b'{"text": "good", "x": "1"}', "csv": b"good,1", "tsv": b"good\t1"}
+HEADER = {"jsonl": [], "csv": [b"text,x"], "tsv": [b"text\tx"]}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv"])
+@pytest.mark.parametrize("output", ["jsonl", "csv", "tsv", "parquet"])
+def test_broken_rows_at_the_start_refuse_no_file_and_are_said_at_once(tmp_path, capsys, form, output):
+    lines = [*HEADER[form], *[BROKEN_LINE[form]] * 150, GOOD_LINE[form]]
+    (tmp_path / f"in.{form}").write_bytes(b"\n".join(lines))
+    run = run_lengths(tmp_path / f"in.{form}", tmp_path / f"out.{output}")
+    assert run.statuses == {"invalid_record": 150, "ok": 1} and run.failed() == 150
+    assert read_rows(tmp_path / f"out.{output}")[-1]["text"] == "good"
+    said = capsys.readouterr().err
+    assert f"in.{form}: each of the first 100 rows fails in the same way: line {len(HEADER[form]) + 1} " in said
+    assert ("--format" if form == "jsonl" else "--delimiter or --quoting") in said
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv"])
+def test_a_common_fault_is_said_only_where_it_is_common(tmp_path, capsys, form):
+    for lines, expected in (
+        ([EMPTY_LINE[form]] * 120, "each of the first 100 rows fails in the same way: the field 'text' is empty. If the"
+                                   " texts are in another field, name it with --text-column"),
+        ([EMPTY_LINE[form]] * 99 + [GOOD_LINE[form]], ""),
+        ([BROKEN_LINE[form]] * 99 + [EMPTY_LINE[form]], ""),
+        ([BROKEN_LINE[form]] * 99 + [GOOD_LINE[form]], ""),
+        ([BROKEN_LINE[form]], "the only row fails: line"),
+        ([GOOD_LINE[form]], ""),
+        ([], ""),
+    ):  # fmt: skip
+        (tmp_path / f"in.{form}").write_bytes(b"\n".join(HEADER[form] + lines))
+        run = run_lengths(tmp_path / f"in.{form}", tmp_path / "out.jsonl")
+        assert run.statuses.total() == len(lines)
+        said = capsys.readouterr().err
+        assert expected in said and bool(expected) == bool(said)
+
+
+def test_a_fault_that_only_scoring_finds_is_said_after_the_first_rows(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "\\ud800"}\n' * 250)
+    assert run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl").statuses == {"invalid_text": 250}
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "each of the first 100 rows is invalid_text: " in said and "surrogate" in said
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "\\ud800"}\n' * 250 + b'{"text": "a"}\n')
+    run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert "each of the first 100 rows" in capsys.readouterr().err
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "a"}\n' + b'{"text": "\\ud800"}\n' * 250)
+    run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert not capsys.readouterr().err
+
+
+def test_a_column_of_other_things_than_text_is_said_at_once(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": 5, "body": "a"}\n' * 3)
+    assert run_lengths(tmp_path / "in.jsonl", tmp_path / "out.jsonl").statuses == {"invalid_text": 3}
+    assert (
+        "each of the first 3 rows fails in the same way: the field 'text' is a number, not" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.parquet", "rows.jsonl"])

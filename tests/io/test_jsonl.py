@@ -13,9 +13,11 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.jsonl import JsonlReader, JsonlWriter
+from tests.support.rows import run_lengths
 
 
 def read(tmp_path, content: bytes, name: str = "in.jsonl"):
@@ -38,10 +40,9 @@ def test_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end(tmp_path):
         (b"[1, 2]", "line 2 is a list, not an object"),
         (b'"text"', "line 2 is a string"),
         (b'{"a": 1, "b": 2, "a": 3}', "line 2 has the key 'a' twice"),
-        (b'{"a": NaN}', "line 2 is not JSON: NaN is no JSON number"),
+        (b'{"a": nan}', "line 2 is not JSON"),
         (b'{"a": "\xff"}', "line 2 is not UTF-8: byte 7 is 0xff"),
         (b"[" * 100_000, "line 2 is nested too deeply"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "line 2 is not JSON"),
     ],
 )
 def test_a_broken_line_is_a_record_with_a_problem_and_its_neighbours_are_read(tmp_path, line, problem):
@@ -108,6 +109,30 @@ def test_numbers_that_python_would_rewrite_are_kept(tmp_path):
     writer.write(records[0], {"score": None})
     writer.finish()
     assert (tmp_path / "out.jsonl").read_bytes() == line[:-1] + b', "score": null}\n'
+
+
+def test_numbers_that_json_lacks_are_kept_and_are_no_text(tmp_path):
+    """As Python and pandas write them; and whole numbers of more digits than Python reads."""
+    kept = b'{"text": "ab", "x": NaN, "y": [Infinity, {"z": -Infinity}], "n": ' + b"9" * 5000
+    lines = [kept + b"}", b'{"text": NaN}', b'{"text": Infinity}', b'{"text": ' + b"9" * 5000 + b"}"]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    for form in ("jsonl", "csv", "parquet"):
+        run = run_lengths(tmp_path / "in.jsonl", tmp_path / f"out.{form}")
+        assert run.statuses == {"ok": 1, "invalid_text": 3}
+    first = (tmp_path / "out.jsonl").read_bytes().splitlines()[0]
+    assert first.startswith(kept + b', "score": -2.0, ')
+    row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert (row["x"], row["y"], row["n"]) == ("NaN", '[Infinity, {"z": -Infinity}]', "9" * 5000)
+
+
+def test_a_row_that_could_be_read_can_be_written_however_deep(tmp_path):
+    """Near the limit of nesting, writing its fields as text must not need more room than parsing had."""
+    for depth in range(850, 1000, 3):
+        (tmp_path / "in.jsonl").write_bytes(
+            b'{"text": "a"}\n{"text": "ab", "x": ' + b"[" * depth + b"]" * depth + b"}\n"
+        )
+        run = run_lengths(tmp_path / "in.jsonl", tmp_path / "out.csv")
+        assert run.statuses.total() == 2 and run.statuses["ok"] >= 1
 
 
 def test_the_output_appears_only_when_it_is_whole(tmp_path):

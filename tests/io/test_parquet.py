@@ -85,15 +85,63 @@ def test_large_files_keep_their_rows_through_row_groups_and_changing_dictionarie
     assert after["score"].to_pylist() == [-float(len(text)) for text in before["text"].to_pylist()]
 
 
-def test_text_that_is_not_utf_8_fails_its_row_and_keeps_its_bytes(tmp_path):
-    raw = pyarrow.array([b"good", b"\xff", b"fine"])
-    table = pyarrow.table({"text": pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())})
+def not_utf_8(kind: pyarrow.DataType) -> pyarrow.Array:
+    """Four strings; the third holds bytes that are no UTF-8."""
+    large = pyarrow.types.is_large_string(kind)
+    raw = pyarrow.array(
+        [b"good", b"fine", b"a\xff\xc3", b"\xc3\xa9"], pyarrow.large_binary() if large else pyarrow.binary()
+    )
+    return pyarrow.Array.from_buffers(pyarrow.large_string() if large else pyarrow.string(), 4, raw.buffers())
+
+
+@pytest.mark.parametrize("column", ["text", "id"])
+@pytest.mark.parametrize("form", ["string", "large_string"])
+def test_text_that_is_not_utf_8_fails_its_row_and_no_other(tmp_path, column, form):
+    """Whether the column is scored or not; the output holds valid text, U+FFFD for what is none."""
+    bad = not_utf_8(pyarrow.large_string() if form == "large_string" else pyarrow.string())
+    other = "id" if column == "text" else "text"
+    schema = pyarrow.schema([pyarrow.field(column, bad.type, nullable=False), pyarrow.field(other, pyarrow.string())])
+    parquet.write_table(pyarrow.table({column: bad, other: ["a", "b", "c", "d"]}, schema), tmp_path / "in.parquet")
+    run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    after = parquet.read_table(tmp_path / "out.parquet")
+    after.validate(full=True)
+    assert after["status"].to_pylist() == ["ok", "ok", "invalid_record", "ok"]
+    assert f"row 3: the column {column!r} holds what is not UTF-8" in after["message"][2].as_py()
+    assert after[column].to_pylist() == ["good", "fine", "a\ufffd\ufffd", "é"]
+    assert after[other].to_pylist() == ["a", "b", "c", "d"] and after.schema.field(column).type == bad.type
+    run_lengths(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in lines] == ["ok", "ok", "invalid_record", "ok"]
+
+
+def test_a_column_of_categories_that_is_not_utf_8_costs_its_row_group(tmp_path):
+    """pyarrow checks the categories of a row group all at once."""
+    kinds = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1, 2, 3]), not_utf_8(pyarrow.string()))
+    table = pyarrow.table({"text": ["a", "b", "c", "d"], "kind": kinds})
+    parquet.write_table(table, tmp_path / "in.parquet", row_group_size=2)
+    run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    after = parquet.read_table(tmp_path / "out.parquet")
+    after.validate(full=True)
+    assert after.num_rows == 4 and set(after["status"].to_pylist()) <= {"ok", "invalid_record"}
+    assert "cannot be read: Invalid UTF8" in after["message"][2].as_py()
+
+
+def test_text_inside_lists_structs_and_maps_that_is_not_utf_8_fails_its_row(tmp_path):
+    bad = not_utf_8(pyarrow.string())
+    ends = pyarrow.array([0, 1, 2, 3, 4], pyarrow.int32())
+    table = pyarrow.table({
+        "text": ["a", "b", "c", "d"], "list": pyarrow.ListArray.from_arrays(ends, bad),
+        "struct": pyarrow.StructArray.from_arrays([bad], ["x"]),
+        "map": pyarrow.MapArray.from_arrays(ends, pyarrow.array(["k"] * 4), bad),
+    })  # fmt: skip
     parquet.write_table(table, tmp_path / "in.parquet")
     run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
     after = parquet.read_table(tmp_path / "out.parquet")
-    assert after["status"].to_pylist() == ["ok", "invalid_record", "ok"]
-    assert "row 2: the column 'text' holds what is not UTF-8" in after["message"][1].as_py()
-    assert after["text"].cast(pyarrow.binary()).to_pylist() == [b"good", b"\xff", b"fine"]
+    after.validate(full=True)
+    assert after["status"].to_pylist() == ["ok", "ok", "invalid_record", "ok"]
+    assert after["list"].to_pylist() == [["good"], ["fine"], None, ["é"]]
+    assert after["struct"].to_pylist() == [{"x": "good"}, {"x": "fine"}, None, {"x": "é"}]
+    assert after["map"].to_pylist() == [[("k", "good")], [("k", "fine")], None, [("k", "é")]]
 
 
 def damaged(tmp_path, table):

@@ -432,6 +432,35 @@ def test_brgemm_asked_for_runs_or_says_why_not():
         torch.backends.mkldnn.enabled = enabled
 
 
+@needs_extension
+def test_a_tile_of_two_gib_is_multiplied_by_the_inner_loops():
+    """oneDNN counts its bytes in 32 bits. Only the pages touched take memory."""
+    hidden, plain, bias, targets = problem(3, 32, 66)
+    for stride, fits in ((2**23 - 32, True), (2**23, False)):
+        far = torch.empty(65 * stride + 32).as_strided(plain.shape, (stride, 1)).copy_(plain)
+        got = masked_logprob(hidden, far, bias, targets, implementation="cpu")
+        torch.testing.assert_close(got.double(), exact(hidden, plain, bias, targets), rtol=0, atol=1e-5)
+        if fits:
+            made_by("plain", hidden, far, bias, targets)
+            continue
+        for products in ("brgemm", "plain"):
+            with pytest.raises(RuntimeError, match="64 rows of the weight span 2 GiB or more"):
+                made_by(products, hidden, far, bias, targets)
+
+
+@needs_extension
+@pytest.mark.parametrize("change", [{"bias": torch.complex64}, {"scale": torch.complex64}, {"rows": 2**40}], ids=str)
+def test_the_kernel_itself_refuses_what_it_would_misread(change):
+    weight = torch.zeros(1, 8, dtype=torch.int8).expand(change.get("rows", 9), 8)
+    bias = torch.zeros(9, dtype=change.get("bias", torch.float32))
+    scale = torch.ones(9, dtype=change.get("scale", torch.float32))
+    if "rows" in change:
+        bias, scale = bias[:1].expand(2**40), scale[:1].expand(2**40)
+    arguments = (torch.zeros(2, 8), weight, bias, torch.tensor([0, 1]), None, [], len(weight), 1.0, None, scale, "auto")
+    with pytest.raises(RuntimeError, match="must be of real numbers|1099511627776 rows; at most"):
+        torch.ops.diffscore_fast.masked_logprob(*arguments)
+
+
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_reference_passes_gradcheck(soft_cap):
     hidden, weight, bias = (item.double() for item in problem(5, 4, 7)[:3])
@@ -551,6 +580,17 @@ def test_registration_passes_opcheck():
         (dict(rows=torch.arange(5, dtype=torch.int32)), TypeError, "must be int64"),
         (dict(weight=torch.zeros(40, 9)), ValueError, r"weight \[V, D\]"),
         (dict(excluded_ids=(-1,)), ValueError, "must not be negative"),
+        (dict(bias=torch.zeros(40, dtype=torch.complex64)), TypeError, "bias must be of real numbers"),
+        (dict(hidden=torch.zeros(5, 8, dtype=torch.complex64)), TypeError, "hidden must be of real numbers"),
+        (dict(weight=torch.zeros(40, 8, dtype=torch.complex64)), TypeError, "weight must be of real numbers"),
+        (dict(weight_scale=torch.ones(40, dtype=torch.complex64)), TypeError, "weight_scale must be of real numbers"),
+        (dict(weight_scale=torch.ones(39)), ValueError, r"weight_scale must be \[40\]"),
+        (dict(weight=torch.zeros(1, 8).expand(2**31, 8), bias=None), ValueError, "2147483648 rows; at most 2147483647"),
+        (
+            dict(hidden=torch.zeros(5, 1), weight=torch.zeros(1, 1).expand(2**63 - 1, 1), bias=None),
+            ValueError,
+            "9223372036854775807 rows; at most 2147483647",
+        ),
     ],
 )
 def test_what_a_kernel_would_read_beyond_is_refused(implementation, change, error, message):

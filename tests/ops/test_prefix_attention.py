@@ -343,6 +343,8 @@ def test_layout_arrays_may_be_views(implementation):
         (dict(query_offsets=np.array([0, 9, 4])), "query_offsets must rise"),
         (dict(query_places=np.array([0])), "1 query places for 4 queries"),
         (dict(query_places=None, block=2), "needs their places"),
+        (dict(query_places=np.array([0, 3, 1, 3])), r"query_places\[1\] is 3, outside its window of 3"),
+        (dict(query_places=np.array([0, 2, -1, 3]), block=2), r"query_places\[2\] is -1, outside its window of 4"),
     ],
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -353,14 +355,38 @@ def test_a_layout_that_leaves_its_tensors_is_refused(implementation, change, mes
         prefix_attention(*inputs, replace(layout, **change), implementation=implementation)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_head_is_at_least_one_wide_and_there_is_one(implementation):
+    layout = make_layout([3], [(0, 0)])
+    for shape in ((3, 1, 0), (3, 32)):
+        with pytest.raises(ValueError, match=r"query must be \[Q, H, d\] with d at least 1"):
+            prefix_attention(*[torch.zeros(shape)] * 5, layout, implementation=implementation)
+    with pytest.raises(ValueError, match="cannot share 0 key heads"):
+        prefix_attention(torch.zeros(3, 1, 8), *[torch.zeros(3, 0, 8)] * 4, layout, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [2**31, 2**57, 2**59])
+def test_more_rows_than_sizes_can_count_are_refused(implementation, rows):
+    """Expanded tensors, which have them without the memory."""
+    one = torch.zeros(1, 1, 8)
+    many = one.expand(rows, 1, 8)
+    window = AttentionLayout(np.array([0, rows]), np.array([0, 1]), np.array([0]), np.array([0]))
+    with pytest.raises(ValueError, match=f"key has {rows} rows; at most 2147483647"):
+        prefix_attention(one, many, many, one, one, window, implementation=implementation)
+    seen = AttentionLayout(np.array([0, 1]), np.array([0, 1]), np.array([0]), np.array([rows]))
+    with pytest.raises(ValueError, match=f"prefix_key has {rows} rows; at most 2147483647"):
+        prefix_attention(one, one, one, many, many, seen, implementation=implementation)
+
+
 @needs_extension
 def test_the_kernel_itself_refuses_what_it_cannot_read():
     layout = make_layout([3, 4], [(0, 3), (5, 3)])
     inputs, edges = tensors(layout, 2, 1, 32, 9), torch.from_numpy(layout.key_offsets)
 
-    def run(inputs=inputs, starts=(0, 5), lengths=(3, 3), block=0, edges=edges):
+    def run(inputs=inputs, starts=(0, 5), lengths=(3, 3), block=0, edges=edges, places=None):
         starts, lengths = torch.tensor(starts), torch.tensor(lengths)
-        return torch.ops.diffscore_fast.prefix_attention(*inputs, edges, edges, starts, lengths, None, block, "auto")
+        return torch.ops.diffscore_fast.prefix_attention(*inputs, edges, edges, starts, lengths, places, block, "auto")
 
     with pytest.raises(RuntimeError, match="window 1 sees"):
         run(starts=(0, 2**62), lengths=(3, 2**62))
@@ -368,6 +394,15 @@ def test_the_kernel_itself_refuses_what_it_cannot_read():
         run(block=-2)
     with pytest.raises(RuntimeError, match="in float32, bfloat16 or float16"):
         run(inputs=[item.double() for item in inputs])
+    for place in (-1, 3):
+        with pytest.raises(RuntimeError, match=f"query_places.1. is {place}, outside window 0 of 3 rows"):
+            run(places=torch.tensor([0, place, 1, 0, 1, 2, 3]), block=2)
+    with pytest.raises(RuntimeError, match="heads must be at least 1 wide"):
+        run(inputs=[item[:, :, :0] for item in inputs])
+    with pytest.raises(RuntimeError, match="144115188075855872 rows; at most"):
+        run(inputs=[*inputs[:3], *[item[:1].expand(2**57, 1, 32) for item in inputs[3:]]])
+    with pytest.raises(RuntimeError, match="a row of a head has 1099511627776 numbers; at most"):
+        run(inputs=[item[:, :, :1].expand(-1, -1, 2**40) for item in inputs])
     assert torch.equal(run(edges=edges.repeat_interleave(2)[::2]), run())
 
 

@@ -90,6 +90,15 @@ def test_segments_that_do_not_cover_the_values_are_refused():
             log_mean_exp(torch.zeros(3), torch.tensor(wrong))
 
 
+def test_complex_values_are_refused():
+    for operation in (
+        lambda values: log_mean_exp(values, edges(4)),
+        lambda values: evidence_bounds(values, 2, edges(4)),
+    ):
+        with pytest.raises(TypeError, match="must be of real numbers; got torch.complex64"):
+            operation(torch.zeros(4, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("folds", [2, 3])
 def test_bounds_hold_in_expectation_over_every_outcome(implementation, folds):

@@ -1,10 +1,23 @@
-"""Marks for tests of products that only some processors can make."""
+"""Products that only some processors can make: marks for tests, and a choice for a whole run of them.
+
+`pytest --products on` makes every product that fits in blocks, as on a processor with units for bfloat16, and `off`
+none. Where those units are missing, plain loops stand in for oneDNN's brgemm. `other` is the one of the two that the
+processor does not take by itself for bfloat16.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
+from diffscore_fast import ops
 from diffscore_fast.ops.extension import brgemm_unavailable
 
 
@@ -12,3 +25,37 @@ def runs_brgemm(dtype: torch.dtype) -> pytest.MarkDecorator:
     """Skips, with the reason, where oneDNN's brgemm cannot multiply `dtype` here."""
     reason = brgemm_unavailable(dtype)
     return pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+def in_tiles() -> bool:
+    """Whether the body's bfloat16 products are torch's, in tiles: by this run's choice, or the processor's."""
+    return import_module("diffscore_fast.ops.linear").brgemm_unavailable(torch.bfloat16) is None
+
+
+def stands_in() -> bool:
+    """Whether this run makes bfloat16 products in the slow ways that stand in for units of the processor."""
+    return in_tiles() and brgemm_unavailable(torch.bfloat16) is not None
+
+
+def force_products(choice: str) -> None:
+    """For the whole process: "on", "off", "other", or "auto", which changes nothing."""
+    if choice == "auto":
+        return
+    if choice == "other":
+        choice = "on" if brgemm_unavailable(torch.bfloat16) is not None else "off"
+    on = choice == "on"
+    body: Any = import_module("diffscore_fast.ops.linear")
+    body.brgemm_unavailable = lambda dtype: None if on else "the tests leave these products out"
+    for operation in (ops.MASKED_LOGPROB, ops.MASKED_LOGPROB_STATISTICS, ops.PREFIX_ATTENTION):
+        own = operation.implementations["cpu"]
+        operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, on))
+
+
+def _made(function: Callable[..., Any], on: bool, first: Tensor, second: Tensor, *others: Any) -> Any:
+    """The C++ operation's result; its first two tensors, hidden and weight or query and key, say what fits."""
+    kind = first.dtype
+    fits = on and kind == second.dtype and kind in (torch.float32, torch.bfloat16)
+    if first.dim() == 2:  # masked_logprob; heads may have any width
+        fits = fits and first.shape[1] % 32 == 0
+    products = "inner" if not fits else "brgemm" if brgemm_unavailable(kind) is None else "plain"
+    return function(first, second, *others, products=products)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow
 from pyarrow import parquet
 
 from diffscore_fast.cli.rows import FileRun
+from diffscore_fast.io.dialect import AUTO, DialectOptions
 from diffscore_fast.io.files import format_of
 from diffscore_fast.results import EMPTY_TEXT, OK
 from diffscore_fast.text.checks import check_text
@@ -32,15 +34,16 @@ class LengthTable:
     messages: list[str]
 
 
-def run_lengths(source, target, column: str = "text", **options: Any) -> FileRun:
+def run_lengths(source, target, column: str = "text", quiet: bool = True, **options: Any) -> FileRun:
     """Read `source`, write `target`: a text's score is minus its length, its status that of its value."""
-    run = FileRun(str(source), str(target), {"--text-column": column}, ADDED, prefix="", quiet=True, **options)
+    run = FileRun(str(source), str(target), {"--text-column": column}, ADDED, prefix="", quiet=quiet, **options)
 
     def batches(rows, progress):
         for (text,) in rows:
             status, message = check_text("text", text)
             if status == OK and not text:
                 status, message = EMPTY_TEXT, "no tokens"
+            progress(100)
             yield LengthTable([text], [status], [message])
 
     def fields(record, table, row):
@@ -73,9 +76,26 @@ def write_rows(path: Path, rows: list[dict[str, str | None]], names: list[str]) 
 
 
 def delimited_bytes(rows: list, form: str) -> bytes:
+    """CSV with quotes, TSV with escapes."""
+    if form == "tsv":
+        return "".join("\t".join(escaped(value or "") for value in row) + "\r\n" for row in rows).encode()
     out = io.StringIO(newline="")
-    csv.writer(out, delimiter="\t" if form == "tsv" else ",").writerows(rows)
+    csv.writer(out).writerows(rows)
     return out.getvalue().encode()
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def unescaped(text: str) -> str:
+    meanings = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
+    return re.sub(r"\\([tnr\\])", lambda found: meanings[found[1]], text)
+
+
+def dialect_of(name: str) -> DialectOptions:
+    """What must be said to read what `write_rows` has written."""
+    return DialectOptions(quoting="escaped") if format_of(name) == "tsv" else AUTO
 
 
 def pack(path: Path, content: bytes) -> None:
@@ -99,6 +119,9 @@ def read_rows(path: Path) -> list[dict]:
         content = pyarrow.input_stream(str(path)).read()
     if form == "jsonl":
         return [json.loads(line) for line in content.split(b"\n") if line]
+    if form == "tsv":
+        names, *rows = [line.removesuffix("\r").split("\t") for line in content.decode().split("\n")[:-1]]
+        assert {len(row) for row in rows} <= {len(names)}
+        return [dict(zip(map(unescaped, names), map(unescaped, row), strict=True)) for row in rows]
     csv.field_size_limit(sys.maxsize)
-    text = io.StringIO(content.decode(), newline="")
-    return list(csv.DictReader(text, delimiter="\t" if form == "tsv" else ",", strict=True))
+    return list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))

@@ -1,0 +1,58 @@
+"""Memory that runs out under a command: said in words, exit code 2, no traceback. Each runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# The address space is limited to what is in use and `room` MiB, once loading or scoring has begun. (Tokenising is left
+# out: the tokenizers library ends the process when it gets no memory.)
+LIMITED = """
+import re, resource, sys
+from pathlib import Path
+from diffscore_fast.backbones.load import load_model
+from diffscore_fast.cli.main import main
+from diffscore_fast.cli import bound, score  # what is imported late
+from diffscore_fast.engine.runner import Runner
+
+def limit():
+    used = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[2]) << 20),) * 2)
+
+evaluate = Runner.evaluate
+def limited(self, *arguments, **options):
+    limit()
+    return evaluate(self, *arguments, **options)
+
+if sys.argv[1] == "loading":
+    load_model("mini")  # libraries and their threads are there then
+    limit()
+else:
+    Runner.evaluate = limited
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
+@pytest.mark.parametrize(
+    ("command", "when", "room", "message"),
+    [
+        ("score", "loading", 20, "cpu has no room for the weights of 'mini' in torch.float32"),
+        ("score", "scoring", 1, "the device has no room for"),
+        ("bound", "scoring", 1, "the device has no room for"),
+    ],
+)
+def test_a_command_that_runs_out_of_memory_says_so(tmp_path, command, when, room, message):
+    row = {"source": "The cat sat on the mat. " * 270, "candidate": "A cat sat on a mat. " * 270}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    options = ["--text-column", "candidate", "--block-size", "4"] if command == "bound" else ["--draws", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, when, str(room), command, "in.jsonl", "-o", "out.jsonl", *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
