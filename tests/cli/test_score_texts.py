@@ -51,7 +51,7 @@ def test_references_of_a_column(run, mini, how):
 def test_a_template_of_a_file_is_read_before_the_model_loads(run, mini, monkeypatch):
     Path("own.toml").write_text('forward = "S: {source}\\n{candidate}"\nreverse = "{candidate}\\n{source}"\n')
     result, rows = run("--template", "own.toml")
-    assert result.exit_code == 0 and "template:own@" in result.output
+    assert result.exit_code == 0 and "template:custom@" in result.output
     scores = mini.score(["S: " + row["source"] for row in ROWS], [row["candidate"] for row in ROWS], **FEW).scores
     assert [row["score"] for row in rows] == pytest.approx(scores, abs=1e-5)
     monkeypatch.setattr(score_module, "DiffScorer", None)
