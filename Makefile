@@ -10,8 +10,9 @@ demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
 
+# Two processes of one thread each; `pytest` alone is one process with as many threads as torch takes.
 test: .venv/tested
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
 # never, and as this processor would not by itself.
