@@ -14,7 +14,7 @@ from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
-# Rows of every product in tiles. On two AVX2 cores 16 to 128 rows a tile take within 5% of one whole bfloat16 product
+# Rows of every product in tiles. On two AVX2 cores 16 to 128 rows a tile take within 10% of one whole bfloat16 product
 # (K 384 and 1536), and a single row costs as much as a tile: 4 ms at 32, 17 ms at 128 (K 384, M 1536).
 TILE_ROWS = 32
 
