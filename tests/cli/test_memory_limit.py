@@ -10,8 +10,8 @@ import sys
 import pytest
 
 # The address space is limited to what is in use and `room` MiB, once loading or scoring has begun. (Tokenising is left
-# out: the tokenizers library ends the process when it gets no memory. So does OpenBLAS, which takes its own at numpy's first
-# product: one is made before.)
+# out: the tokenizers library ends the process when it gets no memory. So does OpenBLAS, which takes its own at numpy's
+# first product: one is made before.)
 LIMITED = """
 import re, resource, sys
 from pathlib import Path
