@@ -46,16 +46,21 @@ def force_products(choice: str) -> None:
     on = choice == "on"
     body: Any = import_module("diffscore_fast.ops.linear")
     body.brgemm_unavailable = lambda dtype: None if on else "the tests leave these products out"
+    # Asked before any test: torch.compile does not trace the question.
+    by = {kind: ("brgemm" if brgemm_unavailable(kind) is None else "plain") if on else "inner"
+          for kind in (torch.float32, torch.bfloat16)}  # fmt: skip
     for operation in (ops.MASKED_LOGPROB, ops.MASKED_LOGPROB_STATISTICS, ops.PREFIX_ATTENTION):
         own = operation.implementations["cpu"]
-        operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, on))
+        operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, by))
 
 
-def _made(function: Callable[..., Any], on: bool, first: Tensor, second: Tensor, *others: Any) -> Any:
+def _made(
+    function: Callable[..., Any], by: dict[torch.dtype, str], first: Tensor, second: Tensor, *others: Any
+) -> Any:
     """The C++ operation's result; its first two tensors, hidden and weight or query and key, say what fits."""
     kind = first.dtype
-    fits = on and kind == second.dtype and kind in (torch.float32, torch.bfloat16)
+    fits = kind == second.dtype and kind in by
     if first.dim() == 2:  # masked_logprob; heads may have any width
-        fits = fits and first.shape[1] % 32 == 0
-    products = "inner" if not fits else "brgemm" if brgemm_unavailable(kind) is None else "plain"
-    return function(first, second, *others, products=products)
+        span = 64 * second.stride(0) * second.element_size()  # of a tile's rows, which oneDNN counts in 32 bits
+        fits = fits and first.shape[1] % 32 == 0 and span < 1 << 31
+    return function(first, second, *others, products=by[kind] if fits else "inner")
