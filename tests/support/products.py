@@ -54,9 +54,7 @@ def force_products(choice: str) -> None:
         operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, by))
 
 
-def _made(
-    function: Callable[..., Any], by: dict[torch.dtype, str], first: Tensor, second: Tensor, *others: Any
-) -> Any:
+def _made(function: Callable[..., Any], by: dict[torch.dtype, str], first: Tensor, second: Tensor, *others: Any) -> Any:
     """The C++ operation's result; its first two tensors, hidden and weight or query and key, say what fits."""
     kind = first.dtype
     fits = kind == second.dtype and kind in by
