@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from diffscore_fast import ops
-from diffscore_fast.ops.extension import cpu_unavailable
+from tests.support.products import needs_extension
 
-needs_extension = pytest.mark.skipif(
-    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
-)
 LAYOUT = ops.AttentionLayout(np.array([0, 3]), np.array([0, 3]), np.array([0]), np.array([2]))
 TARGETS = torch.tensor([0, 1, 2])
 ATTENTION = tuple(torch.zeros(3, 2, 32) for _ in range(5))

@@ -15,15 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable, generated_code_unavailable
+from diffscore_fast.ops.extension import brgemm_unavailable, generated_code_unavailable
+from tests.support.products import needs_extension
 
 ROOT = Path(__file__).parents[2]
 PR_GET_MDWE = 66
 DENIED = "import ctypes; assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0\n"
-
-needs_extension = pytest.mark.skipif(
-    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
-)
 
 
 def policy_missing() -> bool:

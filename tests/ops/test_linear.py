@@ -8,11 +8,8 @@ from torch.nn import functional
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import ResidualNorm, linear
-from diffscore_fast.ops.extension import cpu_unavailable
+from tests.support.products import needs_extension
 
-needs_extension = pytest.mark.skipif(
-    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
-)
 IMPLEMENTATIONS = ["reference", "tiles", pytest.param("cpu", marks=needs_extension)]
 
 

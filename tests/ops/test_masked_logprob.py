@@ -13,12 +13,10 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
-from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.masked_logprob import _wanted
-from tests.support.products import runs_brgemm
+from tests.support.products import needs_extension, runs_brgemm
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [  # rows, width, vocabulary: odd sizes of each, and the two real vocabularies once

@@ -17,12 +17,10 @@ from torch import Tensor
 from bench.timing import peak_extra_bytes
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import AttentionLayout, prefix_attention
-from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_prefix_attention
-from tests.support.products import runs_brgemm
+from tests.support.products import needs_extension, runs_brgemm
 
 CPU = torch.device("cpu")
-needs_extension = pytest.mark.skipif(cpu_unavailable(CPU) is not None, reason="the C++ extension is not built")
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
 
 

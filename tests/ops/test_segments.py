@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffscore_fast.ops import evidence_bounds, log_mean_exp
-from diffscore_fast.ops.extension import cpu_unavailable
+from tests.support.products import needs_extension
 
-needs_extension = pytest.mark.skipif(
-    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
-)
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
 
 

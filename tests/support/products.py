@@ -18,7 +18,11 @@ import torch
 from torch import Tensor
 
 from diffscore_fast import ops
-from diffscore_fast.ops.extension import brgemm_unavailable
+from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+
+needs_extension = pytest.mark.skipif(
+    cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
+)
 
 
 def runs_brgemm(dtype: torch.dtype) -> pytest.MarkDecorator:
