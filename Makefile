@@ -16,7 +16,7 @@ test: .venv/tested
 
 # Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
 # never, and as this processor would not by itself.
-ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/test_bounds.py tests/test_scorer.py \
+ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/bounds/test_likelihood.py tests/scoring/test_scorer.py \
             tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
 
 test-forced-on: .venv/tested

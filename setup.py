@@ -1,4 +1,4 @@
-"""Installation: the Python packages, `kernels/` as `diffscore_fast.kernels`, and the C++ extension where it builds."""
+"""Installation: the Python packages, and the C++ extension where it builds."""
 
 from __future__ import annotations
 
@@ -53,8 +53,4 @@ def extension_arguments() -> dict:
     return {"ext_modules": [extension], "cmdclass": {"build_ext": OptionalBuild}}
 
 
-setup(
-    packages=[*find_packages(include=["diffscore_fast", "diffscore_fast.*"]), "diffscore_fast.kernels"],
-    package_dir={"diffscore_fast.kernels": "kernels"},
-    **extension_arguments(),
-)
+setup(packages=find_packages(include=["diffscore_fast", "diffscore_fast.*"]), **extension_arguments())

@@ -77,16 +77,31 @@ def _letter(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
 
 
-def _case(name: str, kernel: Any, types: dict[str, str], constants: dict[str, Any], launch: tuple[int, int, bool],
-          moved: float, operations: float) -> Case:  # fmt: skip
+def _case(
+    name: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    launch: tuple[int, int, bool],
+    moved: float,
+    operations: float,
+) -> Case:
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
     missing = [key for key, kind in signature.items() if kind == "constexpr" and key not in constants]
     assert not missing, f"{name}: no type and no value for {missing}"
     return Case(name, kernel, signature, constants, launch, moved, operations)
 
 
-def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype, *, capped: bool = False,
-                  eight_bit: bool = False) -> list[Case]:  # fmt: skip
+def logprob_cases(
+    model: str,
+    rows: int,
+    width: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    *,
+    capped: bool = False,
+    eight_bit: bool = False,
+) -> list[Case]:
     module, letter = kernels("masked_logprob"), _letter(dtype)
     config = module.config_for(dtype, eight_bit)
     tiles = {"BLOCK_N": config.BLOCK_N, "BLOCK_V": config.BLOCK_V, "BLOCK_D": config.BLOCK_D}
@@ -95,33 +110,74 @@ def logprob_cases(model: str, rows: int, width: int, vocabulary: int, dtype: tor
     stored = 1 if eight_bit else size
     operands, product = width * (size * rows + stored * vocabulary), 2.0 * rows * width * vocabulary
     types = {
-        **dict.fromkeys(("hidden", "bias"), f"*{letter}"), "weight": "*i8" if eight_bit else f"*{letter}",
+        **dict.fromkeys(("hidden", "bias"), f"*{letter}"),
+        "weight": "*i8" if eight_bit else f"*{letter}",
         **dict.fromkeys(("rows", "targets", "excluded", "rank"), "*i64"),
         **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob"), "*fp32"),
-        "entropy": "*fp32", "above": "*i32", "grad_log_prob": "*fp32", "gradient": f"*{letter}",
+        "entropy": "*fp32",
+        "above": "*i32",
+        "grad_log_prob": "*fp32",
+        "gradient": f"*{letter}",
         "weight_scale": "*fp32",
         **dict.fromkeys(("count", "width", "vocabulary", "split_size", "splits", "first", "last"), "i32"),
         **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
         **dict.fromkeys(("logit_scale", "soft_cap"), "fp32"),
-    }  # fmt: skip
+    }
     option = " soft-cap" if capped else " int8 weight" if eight_bit else ""
     label = f"{model} D {width} V {vocabulary} {letter}{option}"
     launch = (config.num_warps, config.num_stages, config.enable_fp_fusion)
-    partial = 2 * 4 * module.MOST_SPLITS * rows
+    partial = 2 * 4 * module.MAX_SPLITS * rows
     found = [
-        _case(f"masked_logprob forward, {label}", module.forward_kernel, types,
-              {**tiles, **flags, "STATISTICS": False}, launch, operands + partial, product),
-        _case(f"masked_logprob statistics, {label}", module.forward_kernel, types,
-              {**tiles, **flags, "STATISTICS": True}, launch, operands + 2 * partial, product),
-        _case(f"masked_logprob target logits, {label}", module.target_logits_kernel, types, {**tiles, **flags},
-              launch, (size + stored) * width * rows, 2.0 * rows * width * config.BLOCK_V),
-        _case(f"masked_logprob logit gradient, {label}", kernels("logit_gradients").logit_gradient_kernel, types,
-              {**tiles, **flags}, launch, operands + size * rows * vocabulary, product),
-    ]  # fmt: skip
+        _case(
+            f"masked_logprob forward, {label}",
+            module.forward_kernel,
+            types,
+            {**tiles, **flags, "STATISTICS": False},
+            launch,
+            operands + partial,
+            product,
+        ),
+        _case(
+            f"masked_logprob statistics, {label}",
+            module.forward_kernel,
+            types,
+            {**tiles, **flags, "STATISTICS": True},
+            launch,
+            operands + 2 * partial,
+            product,
+        ),
+        _case(
+            f"masked_logprob target logits, {label}",
+            module.target_logits_kernel,
+            types,
+            {**tiles, **flags},
+            launch,
+            (size + stored) * width * rows,
+            2.0 * rows * width * config.BLOCK_V,
+        ),
+        _case(
+            f"masked_logprob logit gradient, {label}",
+            kernels("logit_gradients").logit_gradient_kernel,
+            types,
+            {**tiles, **flags},
+            launch,
+            operands + size * rows * vocabulary,
+            product,
+        ),
+    ]
     if not option:
         merge = {"STATISTICS": True, "BLOCK_N": 128}
-        found.append(_case(f"masked_logprob merge, {label}", module.merge_kernel, types, merge,
-                           (4, 3, config.enable_fp_fusion), 2 * partial, 0.0))  # fmt: skip
+        found.append(
+            _case(
+                f"masked_logprob merge, {label}",
+                module.merge_kernel,
+                types,
+                merge,
+                (4, 3, config.enable_fp_fusion),
+                2 * partial,
+                0.0,
+            )
+        )
     return found
 
 
@@ -133,11 +189,14 @@ def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
     types = {
         **dict.fromkeys(("query", "key", "value", "out"), f"*{letter}"),
         **dict.fromkeys(("rows", "block_begin", "block_end", "block_first", "block_last", "limits"), "*i64"),
-        "has_prefix": "*i64", **dict.fromkeys(("best_state", "mass_state", "state"), "*fp32"),
-        **dict.fromkeys(("heads", "group", "width", "query_row", "query_head", "key_row", "key_head", "value_row",
-                         "value_head"), "i32"),
+        "has_prefix": "*i64",
+        **dict.fromkeys(("best_state", "mass_state", "state"), "*fp32"),
+        **dict.fromkeys(
+            ("heads", "group", "width", "query_row", "query_head", "key_row", "key_head", "value_row", "value_head"),
+            "i32",
+        ),
         "scale": "fp32",
-    }  # fmt: skip
+    }
     numbers, state = queries * heads * width, 4.0 * queries * heads * (width + 2)
     first, second = module.prefix_config(dtype, width), module.window_config(dtype, width)
     found = []
@@ -146,11 +205,25 @@ def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
         ("window", second, window, 4 * size * numbers + state, False),
         ("window in blocks", second, window, 4 * size * numbers + state, True),
     ):
-        constants = {"WIDTH": width, "BLOCK_Q": config.BLOCK_Q, "BLOCK_K": config.BLOCK_K,
-                     "PREFIX": name == "prefix", "LIMITED": limited}  # fmt: skip
+        constants = {
+            "WIDTH": width,
+            "BLOCK_Q": config.BLOCK_Q,
+            "BLOCK_K": config.BLOCK_K,
+            "PREFIX": name == "prefix",
+            "LIMITED": limited,
+        }
         launch = (config.num_warps, config.num_stages, config.enable_fp_fusion)
-        found.append(_case(f"prefix_attention {name}, {heads} heads of {width} {letter}", module.stage_kernel, types,
-                           constants, launch, moved, 4.0 * numbers * keys))  # fmt: skip
+        found.append(
+            _case(
+                f"prefix_attention {name}, {heads} heads of {width} {letter}",
+                module.stage_kernel,
+                types,
+                constants,
+                launch,
+                moved,
+                4.0 * numbers * keys,
+            )
+        )
     return found
 
 
@@ -160,14 +233,27 @@ def segment_cases(count: int, draws: int, folds: int) -> list[Case]:
     types = {
         **dict.fromkeys(("values", "log_mean", "error", "minimum", "maximum", "log_p"), "*fp64"),
         **dict.fromkeys(("lower", "plain", "upper"), "*fp64"),
-        "segments": "*i64", "folds": "i32",
-    }  # fmt: skip
+        "segments": "*i64",
+        "folds": "i32",
+    }
     moved = 8.0 * count * (draws + 4)
-    found = [_case(f"evidence_bounds {folds} folds fp64", bounds.evidence_bounds_kernel, types,
-                   bounds.tile_sizes(folds), (4, 3, True), moved, 0.0)]  # fmt: skip
+    found = [
+        _case(
+            f"evidence_bounds {folds} folds fp64",
+            bounds.evidence_bounds_kernel,
+            types,
+            bounds.tile_sizes(folds),
+            (4, 3, True),
+            moved,
+            0.0,
+        )
+    ]
     if folds == 2:
-        found.append(_case("log_mean_exp fp64", means.log_mean_exp_kernel, types, {"BLOCK": means.BLOCK}, (1, 3, True),
-                           moved, 0.0))  # fmt: skip
+        found.append(
+            _case(
+                "log_mean_exp fp64", means.log_mean_exp_kernel, types, {"BLOCK": means.BLOCK}, (1, 3, True), moved, 0.0
+            )
+        )
     return found
 
 
@@ -181,11 +267,24 @@ class Compiled:
 
 def compile_case(case: Case, target: GPUTarget) -> Compiled:
     """Machine code of one kernel for one target, and what its resource notes say."""
-    constants = {(case.kernel.arg_names.index(name),): value for name, value in case.constants.items()
-                 if name in case.kernel.arg_names}  # fmt: skip
+    constants = {
+        (case.kernel.arg_names.index(name),): value
+        for name, value in case.constants.items()
+        if name in case.kernel.arg_names
+    }
     # Pointers and the sizes that models keep at multiples of 16 are specialised as the launcher would.
-    aligned = {"width", "hidden_stride", "weight_stride", "query_row", "query_head", "key_row", "key_head", "value_row",
-               "value_head", "split_size"}  # fmt: skip
+    aligned = {
+        "width",
+        "hidden_stride",
+        "weight_stride",
+        "query_row",
+        "query_head",
+        "key_row",
+        "key_head",
+        "value_row",
+        "value_head",
+        "split_size",
+    }
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, (name, kind) in enumerate(case.signature.items())
@@ -197,8 +296,10 @@ def compile_case(case: Case, target: GPUTarget) -> Compiled:
     if target.backend == "hip":
         text = built.asm["amdgcn"]
         # Scalar registers spill into lanes of vector registers; only vector registers spill to memory.
-        registers, spills = (int(re.search(rf"\.{key}:\s+(\d+)", text).group(1))  # type: ignore[union-attr]
-                             for key in ("vgpr_count", "vgpr_spill_count"))  # fmt: skip
+        registers, spills = (
+            int(re.search(rf"\.{key}:\s+(\d+)", text).group(1))  # type: ignore[union-attr]
+            for key in ("vgpr_count", "vgpr_spill_count")
+        )
     else:
         text = built.asm["ptx"]
         registers, spills = cubin_resources(built.asm["cubin"])

@@ -21,17 +21,17 @@ import torch
 
 from bench.mini_quality import as_corpus, held_out_articles
 from bench.records import RESULTS, append_record
-from diffscore_fast.backbones.load import LoadedModel, load_model
-from diffscore_fast.bounds import TVO_PARTITION
+from diffscore_fast.backbones.loader import LoadedModel, load_model
+from diffscore_fast.bounds import evidence
+from diffscore_fast.bounds.lattice import exact_log_likelihood
+from diffscore_fast.bounds.likelihood import TVO_PARTITION
+from diffscore_fast.bounds.orders import Generation, draw_steps, visible_before
+from diffscore_fast.bounds.states import Blocks, Lattice, SampledOrders, cut_blocks
+from diffscore_fast.bounds.surrogates import NetworkSurrogate
+from diffscore_fast.engine.plan import AttentionPattern, Observation, Sequences
 from diffscore_fast.engine.ragged import concatenate
 from diffscore_fast.engine.random import target_key
-from diffscore_fast.engine.runner import Observation, Runner
-from diffscore_fast.engine.windows import Attention, Sequences
-from diffscore_fast.estimators import evidence
-from diffscore_fast.estimators.lattice import exact_log_likelihood
-from diffscore_fast.estimators.orders import Generation, draw_steps, visible_before
-from diffscore_fast.estimators.trajectories import Blocks, Lattice, SampledOrders, cut_blocks
-from diffscore_fast.surrogates import NetworkSurrogate
+from diffscore_fast.engine.runner import Runner
 
 PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
 STEPS = (1, 2, 4, 8, 16, None)
@@ -47,13 +47,27 @@ SECTIONS = ("table", "sixteen", "costs")
 @click.option("--seeds", default=20, show_default=True, help="Seeds of coverage and of means.")
 @click.option("--blocks-16", default=64, show_default=True, help="Blocks of 16 tokens.")
 @click.option("--exact-16", default=0, show_default=True, help="Of these, how many to compute exactly (65,535 states).")
-@click.option("--fine-tuned", type=click.Path(path_type=Path, exists=True),
-              help="Model folder of `python -m diffscore_fast.training surrogate --block-size 8`.")  # fmt: skip
+@click.option(
+    "--fine-tuned",
+    type=click.Path(path_type=Path, exists=True),
+    help="Model folder of `python -m diffscore_fast.training surrogate --block-size 8`.",
+)
 @click.option("--cost-texts", default=2, show_default=True, help="Texts of 127 word pieces for the cost comparison.")
 @click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
-def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blocks_16: int, exact_16: int,
-         fine_tuned: Path | None, cost_texts: int, only: tuple[str, ...], threads: int) -> None:  # fmt: skip
+def main(
+    corpus: Path,
+    model: str,
+    paragraphs: int,
+    tokens: int,
+    seeds: int,
+    blocks_16: int,
+    exact_16: int,
+    fine_tuned: Path | None,
+    cost_texts: int,
+    only: tuple[str, ...],
+    threads: int,
+) -> None:
     """Print the table."""
     torch.set_num_threads(threads)
     started = time.monotonic()
@@ -61,8 +75,10 @@ def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blo
     torch.set_grad_enabled(False)
     bench = Bench(loaded, Runner(loaded.backbone), [])
     texts = held_out_paragraphs(corpus, loaded, tokens, paragraphs)
-    print(f"{len(texts)} held-out paragraphs of {tokens} word pieces; model {loaded.weights_sha256[:12]}, "
-          f"{str(loaded.backbone.dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads")  # fmt: skip
+    print(
+        f"{len(texts)} held-out paragraphs of {tokens} word pieces; model {loaded.weights_sha256[:12]}, "
+        f"{str(loaded.backbone.dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads"
+    )
     sections = only or SECTIONS
     if "table" in sections:
         four_and_eight(bench, texts, seeds, fine_tuned)
@@ -72,9 +88,16 @@ def main(corpus: Path, model: str, paragraphs: int, tokens: int, seeds: int, blo
         costs(bench, held_out_paragraphs(corpus, loaded, 127, cost_texts))
     seconds = time.monotonic() - started
     append_record(
-        RESULTS / "bounds.jsonl", model=model, weights_sha256=loaded.weights_sha256, seconds=round(seconds),
-        threads=threads, paragraphs=len(texts), tokens=tokens, seeds=seeds, results=bench.rows,
-    )  # fmt: skip
+        RESULTS / "bounds.jsonl",
+        model=model,
+        weights_sha256=loaded.weights_sha256,
+        seconds=round(seconds),
+        threads=threads,
+        paragraphs=len(texts),
+        tokens=tokens,
+        seeds=seeds,
+        results=bench.rows,
+    )
     print(f"{seconds:.0f} s; appended to {RESULTS / 'bounds.jsonl'}")
 
 
@@ -120,7 +143,7 @@ class Bench:
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
         blocks = cut_blocks(sequences.target_lengths, block_size, True)
         estimator = CollectTables(blocks, Generation())
-        parts = self.runner.evaluate(estimator, sequences, Attention("block", block_size))
+        parts = self.runner.evaluate(estimator, sequences, AttentionPattern("block", block_size))
         return StateTables(block_size, blocks, np.array([target_key(0, item) for item in texts], np.uint64), parts)
 
     def perplexity(self, table: StateTables, per_block: np.ndarray) -> tuple[float, float, float]:
@@ -134,11 +157,22 @@ class Bench:
         low, high = np.quantile(spread, [0.025, 0.975])
         return float(np.exp(-sums.sum() / tokens.sum())), float(low), float(high)
 
-    def add(self, section: str, block_size: int, steps: int | None, name: str, value: float, low: float = np.nan,
-            high: float = np.nan, unit: str = "perplexity") -> None:  # fmt: skip
+    def add(
+        self,
+        section: str,
+        block_size: int,
+        steps: int | None,
+        name: str,
+        value: float,
+        low: float = np.nan,
+        high: float = np.nan,
+        unit: str = "perplexity",
+    ) -> None:
         kind = "any-order" if steps is None else f"{steps} steps"
-        numbers = {key: None if np.isnan(item) else round(item, 5)
-                   for key, item in (("value", value), ("low", low), ("high", high))}  # fmt: skip
+        numbers = {
+            key: None if np.isnan(item) else round(item, 5)
+            for key, item in (("value", value), ("low", low), ("high", high))
+        }
         about = {"section": section, "block_size": block_size, "generation": kind, "name": name, "unit": unit}
         self.rows.append({**about, **numbers})
         interval = "" if np.isnan(low) else f"[{low:.3f}, {high:.3f}]"
@@ -205,13 +239,27 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
         inside.append((below <= exact + 1e-9) & (exact <= above + 1e-9))
         lower.append(low.value.sum())
         upper.append(high.value.sum())
-    bench.add("coverage", table.block_size, generation.steps, "exact in [lower - 3 se, upper + 3 se]",
-              float(np.mean(inside)), unit="of blocks")  # fmt: skip
+    bench.add(
+        "coverage",
+        table.block_size,
+        generation.steps,
+        "exact in [lower - 3 se, upper + 3 se]",
+        float(np.mean(inside)),
+        unit="of blocks",
+    )
     for name, values, sign in (("mean lower - exact", lower, 1), ("mean upper - exact", upper, 1)):
         gaps = (np.array(values) - exact.sum()) * sign / table.blocks.lengths.sum()
         error = 2 * gaps.std(ddof=1) / np.sqrt(seeds)
-        bench.add("coverage", table.block_size, generation.steps, name, gaps.mean(), gaps.mean() - error,
-                  gaps.mean() + error, "nats a token")  # fmt: skip
+        bench.add(
+            "coverage",
+            table.block_size,
+            generation.steps,
+            name,
+            gaps.mean(),
+            gaps.mean() - error,
+            gaps.mean() + error,
+            "nats a token",
+        )
 
 
 def interval(low: evidence.Estimate, high: evidence.Estimate) -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +300,7 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
     table = StateTables(16, blocks, keys, [])
     for generation in map(Generation, STEPS):
         estimator = SampledOrders(blocks, keys, generation, 2 * draws, "independent")
-        log_p = bench.runner.evaluate(estimator, sequences, Attention("block", 16)).log_p
+        log_p = bench.runner.evaluate(estimator, sequences, AttentionPattern("block", 16)).log_p
         psi = evidence.log_mean_exp(log_p[:, :draws]).value
         for name, values in {
             "CUBO_2 (biased)": evidence.cubo(log_p, 2.0),
@@ -267,19 +315,32 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
     if not exact:
         return
     few = Blocks(blocks.sequence[:exact], blocks.start[:exact], blocks.stop[:exact])
-    parts = bench.runner.evaluate(CollectTables(few, Generation()), sequences, Attention("block", 16))
+    parts = bench.runner.evaluate(CollectTables(few, Generation()), sequences, AttentionPattern("block", 16))
     known = StateTables(16, few, keys, parts)
     values = known.exact(Generation())
     samples = [known.sample(Generation(), 2 * draws, seed) for seed in range(seeds)]
-    edges = np.array([
-        interval(evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)) for log_p in samples
-    ])  # fmt: skip
+    edges = np.array(
+        [interval(evidence.log_mean_exp(log_p), evidence.cross_fitted_upper(log_p, 2 * draws)) for log_p in samples]
+    )
     for index, value in enumerate(values):
-        bench.add("exact 16", 16, None, f"block {index}, beside the interval of seed 0", float(value),
-                  *edges[0, :, index], unit="nats")  # fmt: skip
+        bench.add(
+            "exact 16",
+            16,
+            None,
+            f"block {index}, beside the interval of seed 0",
+            float(value),
+            *edges[0, :, index],
+            unit="nats",
+        )
     inside = (edges[:, 0] <= values) & (values <= edges[:, 1])
-    bench.add("exact 16", 16, None, f"exact in its interval, {len(values)} blocks, {seeds} seeds", float(inside.mean()),
-              unit="of intervals")  # fmt: skip
+    bench.add(
+        "exact 16",
+        16,
+        None,
+        f"exact in its interval, {len(values)} blocks, {seeds} seeds",
+        float(inside.mean()),
+        unit="of intervals",
+    )
 
 
 def costs(bench: Bench, texts: list[np.ndarray]) -> None:
@@ -287,7 +348,7 @@ def costs(bench: Bench, texts: list[np.ndarray]) -> None:
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
     keys = np.array([target_key(0, item) for item in texts], np.uint64)
     for block_size in (4, 8):
-        draws, attention = 2 * PAPER_DRAWS[block_size], Attention("block", block_size)
+        draws, attention = 2 * PAPER_DRAWS[block_size], AttentionPattern("block", block_size)
         blocks = cut_blocks(sequences.target_lengths, block_size, True)
         sampled = SampledOrders(blocks, keys, Generation(), draws, "independent")
         # Full passes are short: timed between the others, so that no slow minute of the machine meets them alone.
@@ -353,8 +414,10 @@ def batch_of_passes(bench: Bench, text: np.ndarray, block_size: int, every_row: 
     pack = pack_layouts(layouts)
 
     def project_every_row() -> torch.Tensor:
-        noisy = [torch.arange(start + spans[-1].start, start + spans[-1].stop)
-                 for start, spans in zip(np.cumsum([0, *pack.lengths[:-1]]), pack.spans, strict=True)]  # fmt: skip
+        noisy = [
+            torch.arange(start + spans[-1].start, start + spans[-1].stop)
+            for start, spans in zip(np.cumsum([0, *pack.lengths[:-1]]), pack.spans, strict=True)
+        ]
         hidden = backbone.head_transform(hidden_at(backbone, pack, torch.cat(noisy)))
         logits = torch.nn.functional.linear(hidden, backbone.vocabulary_weight, backbone.vocabulary_bias)
         return torch.log_softmax(logits.float(), dim=1)

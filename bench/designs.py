@@ -15,12 +15,12 @@ import torch
 
 from bench.judgement_sets import read_rows
 from bench.records import RESULTS, append_rows
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, Sequences
-from diffscore_fast.estimators.masks import MaskDesign
-from diffscore_fast.estimators.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 SETS = ("SummEval", "REALSumm", "SFRES", "WMT lt-en")
@@ -54,23 +54,37 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int,
             keys = np.array([target_key(seed, candidate) for seed in range(seeds)], np.uint64)
             for label, design in DESIGNS.items():
                 estimator = MaskedReconstruction(ReconstructionConfig(design=design), sequences, keys)
-                scores = runner.evaluate(estimator, sequences, Attention("prefix")).scores
+                scores = runner.evaluate(estimator, sequences, AttentionPattern("prefix")).scores
                 deviations.setdefault((name, label), []).append(scores.std(ddof=1))
-                append_rows(RESULTS / "designs.csv", [{
-                    "set": name, "row": row, "tokens": len(candidate), "source_tokens": len(source), "design": label,
-                    "passes": design.num_draws, "seeds": seeds, "mean": f"{scores.mean():.5f}",
-                    "sd": f"{scores.std(ddof=1):.5f}", "weights_sha256": loaded.weights_sha256[:12],
-                    "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
-                }])  # fmt: skip
+                append_rows(
+                    RESULTS / "designs.csv",
+                    [
+                        {
+                            "set": name,
+                            "row": row,
+                            "tokens": len(candidate),
+                            "source_tokens": len(source),
+                            "design": label,
+                            "passes": design.num_draws,
+                            "seeds": seeds,
+                            "mean": f"{scores.mean():.5f}",
+                            "sd": f"{scores.std(ddof=1):.5f}",
+                            "weights_sha256": loaded.weights_sha256[:12],
+                            "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
+                        }
+                    ],
+                )
     for name in (*SETS, "all"):
         for label in DESIGNS:
             spread, base = (
                 np.concatenate([deviations[item, design] for item in SETS if name in (item, "all")])
                 for design in (label, next(iter(DESIGNS)))
             )
-            print(f"{name:10} {label:24} sd {np.sqrt((spread**2).mean()):.3f}, of the grid's "
-                  f"{np.sqrt((spread**2).mean() / (base**2).mean()):.2f} (root mean square), "
-                  f"{np.exp(np.log(spread / base).mean()):.2f} (geometric mean), {len(spread)} rows")  # fmt: skip
+            print(
+                f"{name:10} {label:24} sd {np.sqrt((spread**2).mean()):.3f}, of the grid's "
+                f"{np.sqrt((spread**2).mean() / (base**2).mean()):.2f} (root mean square), "
+                f"{np.exp(np.log(spread / base).mean()):.2f} (geometric mean), {len(spread)} rows"
+            )
 
 
 def sample(

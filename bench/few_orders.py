@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import click
 import numpy as np
 
-from diffscore_fast.bounds import BoundsConfig, sampled_bounds
-from diffscore_fast.estimators.lattice import exact_log_likelihood
-from diffscore_fast.estimators.orders import Generation, OrderDesign, draw_steps, visible_before
-from diffscore_fast.results import student_widths
+from diffscore_fast.bounds.config import BoundsConfig
+from diffscore_fast.bounds.estimate import sampled_bounds
+from diffscore_fast.bounds.intervals import student_widths
+from diffscore_fast.bounds.lattice import exact_log_likelihood
+from diffscore_fast.bounds.orders import Generation, OrderDesign, draw_steps, visible_before
 
 ORDERS = (2, 4, 8, 12)
 SPREAD = {4: 0.4, 8: 0.35}  # of a token's log-prob over states: log p(x | order) then spreads by about 0.8 and 1.0
@@ -70,10 +71,14 @@ def coverage(block_size: int, orders: int, design: OrderDesign, blocks: int, see
     student, width = outside(student_widths(Z, found.degrees_of_freedom))
     unreliable = found.few_draws | (found.effective_draws < 2.0)
     return Coverage(
-        normal.mean(), student.mean(), normal.reshape(blocks, seeds).mean(1).max(),
-        student.reshape(blocks, seeds).mean(1).max(), (student & ~unreliable).mean(), unreliable.mean(),
+        normal.mean(),
+        student.mean(),
+        normal.reshape(blocks, seeds).mean(1).max(),
+        student.reshape(blocks, seeds).mean(1).max(),
+        (student & ~unreliable).mean(),
+        unreliable.mean(),
         float(np.nanmedian(width)),
-    )  # fmt: skip
+    )
 
 
 @click.command()
@@ -87,10 +92,13 @@ def main(blocks: int, seeds: int) -> None:
         for design in ("independent", "antithetic"):
             for orders in ORDERS:
                 found = coverage(block_size, orders, design, blocks, seeds)  # type: ignore[arg-type]
-                print(f"{block_size:<3} {design:<12} {orders:>5}  "
-                      f"{found.outside_normal:6.2%} ({found.worst_normal:6.2%})  "
-                      f"{found.outside_student:6.2%} ({found.worst_student:6.2%})  {found.outside_reliable:18.2%}  "
-                      f"{found.unreliable:10.1%}  {found.width:12.2f}", flush=True)  # fmt: skip
+                print(
+                    f"{block_size:<3} {design:<12} {orders:>5}  "
+                    f"{found.outside_normal:6.2%} ({found.worst_normal:6.2%})  "
+                    f"{found.outside_student:6.2%} ({found.worst_student:6.2%})  {found.outside_reliable:18.2%}  "
+                    f"{found.unreliable:10.1%}  {found.width:12.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -56,8 +56,21 @@ class Sizes:
     types: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 
 
-SMALL = Sizes(logprob=((33, 64, 300),), options=(17, 64, 300), beyond_int32=None, heads=((4, 2, 32),), prefix=20,
-              windows=6, longest=12, segments=50, texts=1, characters=30, draws=1, packs=(64,), rounds=1)  # fmt: skip
+SMALL = Sizes(
+    logprob=((33, 64, 300),),
+    options=(17, 64, 300),
+    beyond_int32=None,
+    heads=((4, 2, 32),),
+    prefix=20,
+    windows=6,
+    longest=12,
+    segments=50,
+    texts=1,
+    characters=30,
+    draws=1,
+    packs=(64,),
+    rounds=1,
+)
 
 
 @dataclass
@@ -76,8 +89,9 @@ class Bench:
         bits = "" if same else "; other bits alone than in a batch"
         print(f"{what}: {'ok' if fine else 'FAILED'}; error {error:.1e}, budget {budget:.1e}{bits}", flush=True)
 
-    def time(self, kernel: str, shape: str, dtype: torch.dtype, rivals: dict[str, Call], exact: Tensor,
-             allowed: float) -> None:  # fmt: skip
+    def time(
+        self, kernel: str, shape: str, dtype: torch.dtype, rivals: dict[str, Call], exact: Tensor, allowed: float
+    ) -> None:
         """Check each rival against `exact` and time it; one that cannot run is named and passed over."""
         for name, call in rivals.items():
             try:
@@ -89,11 +103,20 @@ class Bench:
             other = "" if error <= allowed else f"; its numbers are off by {error:.1e}"
             print(f"  {kernel} {name} {shape} {dtype}: {seconds * 1e6:.0f} us{other}", flush=True)
             if self.device.type == "cuda":
-                append_rows(RESULTS / "gpu.csv", [{
-                    "kernel": kernel, "implementation": name, "shape": shape, "dtype": _name(dtype),
-                    "median_s": f"{seconds:.7f}", "error": f"{error:.2e}",
-                    "device": torch.cuda.get_device_name(self.device),
-                }])  # fmt: skip
+                append_rows(
+                    RESULTS / "gpu.csv",
+                    [
+                        {
+                            "kernel": kernel,
+                            "implementation": name,
+                            "shape": shape,
+                            "dtype": _name(dtype),
+                            "median_s": f"{seconds:.7f}",
+                            "error": f"{error:.2e}",
+                            "device": torch.cuda.get_device_name(self.device),
+                        }
+                    ],
+                )
 
     def median_seconds(self, function: Call) -> float:
         """Median time of one call, after three calls that compile and warm up."""
@@ -150,8 +173,12 @@ def check_masked_logprob(bench: Bench) -> None:
             alone = ops.masked_logprob(hidden[:1], weight, None, targets[:1], implementation="triton")
             budget = budget_of(largest(reference[:some] - exact), dtype, width)
             shape = f"rows {rows} D {width} V {size}"
-            bench.verdict(f"masked_logprob {shape} {_name(dtype)}", largest(got[:some] - exact), budget,
-                          torch.equal(got[:1], alone))  # fmt: skip
+            bench.verdict(
+                f"masked_logprob {shape} {_name(dtype)}",
+                largest(got[:some] - exact),
+                budget,
+                torch.equal(got[:1], alone),
+            )
             bench.time("masked_logprob", shape, dtype, logprob_rivals(hidden, weight, targets), exact, 0.1)
 
 
@@ -199,9 +226,14 @@ def check_logprob_options(bench: Bench) -> None:
                 for which in ("reference", "triton")
             ]
             wide = {key: item.double() if key == "weight_scale" else item for key, item in options.items()}
-            exact = ops.masked_logprob(hidden.double(), matrix if "weight_scale" in wide else matrix.double(),
-                                       None if shift is None else shift.double(), targets,
-                                       implementation="reference", **wide)  # fmt: skip
+            exact = ops.masked_logprob(
+                hidden.double(),
+                matrix if "weight_scale" in wide else matrix.double(),
+                None if shift is None else shift.double(),
+                targets,
+                implementation="reference",
+                **wide,
+            )
             finite = exact.isfinite()
             errors = [largest((item - exact)[finite]) for item in both]
             same = torch.equal(both[1].isfinite(), finite)
@@ -229,8 +261,10 @@ def check_statistics(bench: Bench, hidden: Tensor, weight: Tensor, targets: Tens
 def check_gradients(bench: Bench, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> None:
     found = {}
     for name in ("exact", "reference", "triton"):
-        inputs = [item.detach().to(torch.float64 if name == "exact" else item.dtype).requires_grad_()
-                  for item in (hidden, weight, bias)]  # fmt: skip
+        inputs = [
+            item.detach().to(torch.float64 if name == "exact" else item.dtype).requires_grad_()
+            for item in (hidden, weight, bias)
+        ]
         which = "reference" if name == "exact" else name
         ops.masked_logprob(*inputs, targets, soft_cap=30.0, implementation=which).mean().backward()
         found[name] = [item.grad for item in inputs]
@@ -268,22 +302,30 @@ def check_prefix_attention(bench: Bench) -> None:
             key, value = (bench.normal(rows, key_heads, width, dtype=dtype) for _ in range(2))
             prefix = tuple(bench.normal(sizes.prefix, key_heads, width, dtype=dtype) for _ in range(2))
             inputs = (query, key, value, *prefix)
-            for name, visible, block in (("shared prefix", np.full(count, sizes.prefix), 0),
-                                         ("some without prefix", seen, 0),
-                                         ("block-causal", np.full(count, sizes.prefix), 8)):  # fmt: skip
+            for name, visible, block in (
+                ("shared prefix", np.full(count, sizes.prefix), 0),
+                ("some without prefix", seen, 0),
+                ("block-causal", np.full(count, sizes.prefix), 8),
+            ):
                 layout = ops.AttentionLayout(offsets, offsets, np.zeros(count, np.int64), visible, block=block)
                 exact = ops.prefix_attention(*(item.double() for item in inputs), layout, implementation="reference")
-                reference, got = (ops.prefix_attention(*inputs, layout, implementation=which)
-                                  for which in ("reference", "triton"))  # fmt: skip
+                reference, got = (
+                    ops.prefix_attention(*inputs, layout, implementation=which) for which in ("reference", "triton")
+                )
                 last = int(offsets[1])
                 first = ops.AttentionLayout(offsets[:2], offsets[:2], np.zeros(1, np.int64), visible[:1], block=block)
-                alone = ops.prefix_attention(query[:last], key[:last], value[:last], *prefix, first,
-                                             implementation="triton")  # fmt: skip
+                alone = ops.prefix_attention(
+                    query[:last], key[:last], value[:last], *prefix, first, implementation="triton"
+                )
                 unit = torch.finfo(dtype).eps if dtype != torch.float32 else 0.0
                 budget = budget_of(largest(reference - exact), dtype, width) + unit * largest(exact)
                 shape = f"{count} windows, prefix {sizes.prefix}, {heads}/{key_heads} heads of {width}"
-                bench.verdict(f"prefix_attention {name}, {shape} {_name(dtype)}", largest(got - exact), budget,
-                              torch.equal(got[:last], alone))  # fmt: skip
+                bench.verdict(
+                    f"prefix_attention {name}, {shape} {_name(dtype)}",
+                    largest(got - exact),
+                    budget,
+                    torch.equal(got[:last], alone),
+                )
                 if name == "shared prefix":
                     rivals = attention_rivals(inputs, layout)
                     bench.time("prefix_attention", shape, dtype, rivals, exact, max(0.05, budget))
@@ -322,11 +364,13 @@ def check_segments(bench: Bench) -> None:
     segments = torch.arange(count + 1, device=bench.device) * draws
     one, other = (ops.log_mean_exp(log_p, segments, implementation=name) for name in ("reference", "triton"))
     two, bounds = (ops.evidence_bounds(log_p, draws, segments, implementation=name) for name in ("reference", "triton"))
-    for name, exact, got in (("log_mean_exp", one.log_mean, other.log_mean),
-                             ("log_mean_exp, standard error", one.standard_error, other.standard_error),
-                             ("evidence_bounds, lower", two.lower, bounds.lower),
-                             ("evidence_bounds, plain upper", two.upper_plain, bounds.upper_plain),
-                             ("evidence_bounds, upper", two.upper, bounds.upper)):  # fmt: skip
+    for name, exact, got in (
+        ("log_mean_exp", one.log_mean, other.log_mean),
+        ("log_mean_exp, standard error", one.standard_error, other.standard_error),
+        ("evidence_bounds, lower", two.lower, bounds.lower),
+        ("evidence_bounds, plain upper", two.upper_plain, bounds.upper_plain),
+        ("evidence_bounds, upper", two.upper, bounds.upper),
+    ):
         finite = exact.isfinite()
         alike = torch.equal(exact[~finite].nan_to_num(7.0), got[~finite].nan_to_num(7.0))
         relative = (got - exact)[finite] / exact[finite].abs().clamp(min=1.0)
@@ -383,8 +427,7 @@ def main(device: str, small: bool) -> None:
 
 
 def run_checks(bench: Bench) -> None:
-    for check in (check_segments, check_logprob_options, check_masked_logprob, check_prefix_attention,
-                  check_scoring):  # fmt: skip
+    for check in (check_segments, check_logprob_options, check_masked_logprob, check_prefix_attention, check_scoring):
         check(bench)
 
 

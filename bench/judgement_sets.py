@@ -12,9 +12,18 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 # Name of each set, and of its file without the ending.
-SETS = {"SummEval": "sum_summeval", "REALSumm": "sum_realsumm", "QAGS-CNN": "sum_qags_cnn", "Rank19": "sum_rank19",
-        "BAGEL": "d2t_bagel", "SFHOT": "d2t_sfhot", "SFRES": "d2t_sfres",
-        "WMT gu-en": "wmt_gu_en", "WMT kk-en": "wmt_kk_en", "WMT lt-en": "wmt_lt_en"}  # fmt: skip
+SETS = {
+    "SummEval": "sum_summeval",
+    "REALSumm": "sum_realsumm",
+    "QAGS-CNN": "sum_qags_cnn",
+    "Rank19": "sum_rank19",
+    "BAGEL": "d2t_bagel",
+    "SFHOT": "d2t_sfhot",
+    "SFRES": "d2t_sfres",
+    "WMT gu-en": "wmt_gu_en",
+    "WMT kk-en": "wmt_kk_en",
+    "WMT lt-en": "wmt_lt_en",
+}
 SUMMEVAL_DIMENSIONS = ("coherence", "consistency", "fluency", "relevance")
 RESAMPLES = 1000
 
@@ -63,10 +72,14 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
     for row in read_rows(folder, "Rank19"):
         by_id.setdefault(row["id"], {})[row["system"]] = row
     rank19 = [
-        {"source": pair["correct"]["source"], "references": [pair["correct"]["source"]],
-         "better": pair["correct"]["candidate"], "worse": pair["incorrect"]["candidate"]}
+        {
+            "source": pair["correct"]["source"],
+            "references": [pair["correct"]["source"]],
+            "better": pair["correct"]["candidate"],
+            "worse": pair["incorrect"]["candidate"],
+        }
         for pair in by_id.values()
-    ]  # fmt: skip
+    ]
     sets.append(_paired("Rank19", _sample(rank19, pairs, rng)))
     for name in ("WMT gu-en", "WMT kk-en", "WMT lt-en"):
         data = _sample(read_rows(folder, name), pairs, rng)
@@ -129,11 +142,13 @@ def baseline_scores(judged: JudgedSet) -> dict[str, np.ndarray]:
     return {
         "BLEU": np.array([sacrebleu.sentence_bleu(text, references).score for text, references in rows]),
         "chrF": np.array([sacrebleu.sentence_chrf(text, references).score for text, references in rows]),
-        "ROUGE-L": np.array([
-            max(rouge.score(reference, text)["rougeL"].fmeasure for reference in references)
-            for text, references in rows
-        ]),
-    }  # fmt: skip
+        "ROUGE-L": np.array(
+            [
+                max(rouge.score(reference, text)["rougeL"].fmeasure for reference in references)
+                for text, references in rows
+            ]
+        ),
+    }
 
 
 def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int) -> Agreement:
@@ -146,18 +161,28 @@ def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float], see
 def _judged(name: str, statistic: str, within: bool, rows: Sequence[dict]) -> JudgedSet:
     dimensions = SUMMEVAL_DIMENSIONS if name == "SummEval" else tuple(rows[0]["scores"])
     return JudgedSet(
-        name, statistic, within, [row["source"] for row in rows], [row["candidate"] for row in rows],
-        [row["references"] for row in rows], np.array([row["id"] for row in rows]),
+        name,
+        statistic,
+        within,
+        [row["source"] for row in rows],
+        [row["candidate"] for row in rows],
+        [row["references"] for row in rows],
+        np.array([row["id"] for row in rows]),
         {dimension: np.array([row["scores"][dimension] for row in rows], float) for dimension in dimensions},
-    )  # fmt: skip
+    )
 
 
 def _paired(name: str, pairs: Sequence[dict]) -> JudgedSet:
     return JudgedSet(
-        name, "pairs", False, [pair["source"] for pair in pairs for _ in range(2)],
+        name,
+        "pairs",
+        False,
+        [pair["source"] for pair in pairs for _ in range(2)],
         [pair[side] for pair in pairs for side in ("better", "worse")],
-        [pair["references"] for pair in pairs for _ in range(2)], np.repeat(np.arange(len(pairs)), 2), {},
-    )  # fmt: skip
+        [pair["references"] for pair in pairs for _ in range(2)],
+        np.repeat(np.arange(len(pairs)), 2),
+        {},
+    )
 
 
 def _sample(rows: Sequence[dict], count: int, rng: np.random.Generator) -> list[dict]:

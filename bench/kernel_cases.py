@@ -56,14 +56,21 @@ class Case:
 
 def all_cases(small: bool) -> list[Case]:
     single, half = torch.float32, torch.bfloat16
-    shapes = [(1000, 384, 30522, single, 7), (1000, 768, 50257, single, 5), (512, 4096, 126464, single, 3),
-              (1000, 384, 30522, half, 3), (1000, 768, 50257, half, 3), (512, 4096, 126464, half, 2)]  # fmt: skip
+    shapes = [
+        (1000, 384, 30522, single, 7),
+        (1000, 768, 50257, single, 5),
+        (512, 4096, 126464, single, 3),
+        (1000, 384, 30522, half, 3),
+        (1000, 768, 50257, half, 3),
+        (512, 4096, 126464, half, 2),
+    ]
     rows = (500, 2000, 8000)
     if small:
         shapes, rows = [(30, 64, 500, single, 2), (30, 64, 500, half, 2)], (30,)
     found = [logprob_case(*shape) for shape in shapes]
-    found += [attention_case(2 if small else 16, 3 if small else 20, dtype, 2 if small else 9)
-              for dtype in (single, half)]  # fmt: skip
+    found += [
+        attention_case(2 if small else 16, 3 if small else 20, dtype, 2 if small else 9) for dtype in (single, half)
+    ]
     for width in (384, 768):
         found += [case for count in rows for case in linear_cases(count, width, 2 if small else 9)]
     return found + segment_cases(100 if small else 1_000_000, 2 if small else 5)
@@ -97,9 +104,14 @@ def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: in
         }
         for name in chunked:
             calls[name] = functools.partial(
-                functional.linear_cross_entropy, hidden, weight, targets, linear_bias=bias, options=CHUNKED[name],
+                functional.linear_cross_entropy,
+                hidden,
+                weight,
+                targets,
+                linear_bias=bias,
+                options=CHUNKED[name],
                 reduction="none" if CHUNKED[name] is None else "sum",
-            )  # fmt: skip
+            )
         return {name: calls[name] for name in names}
 
     def report(seconds: Seconds) -> None:
@@ -112,13 +124,17 @@ def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: in
         own = statistics.median(seconds[OURS])
         share = ratio(seconds, "large product", OURS) * rows * width * size / LARGE**3
         best = min(chunked, key=lambda name: statistics.median(seconds[name]))
-        print(f"{case.title}: {own * 1e3:.0f} ms, {2.0 * rows * width * size / own / 1e9:.1f} GFLOP/s: {share:.2f} of "
-              f"the rate of torch's own product of {LARGE}")  # fmt: skip
+        print(
+            f"{case.title}: {own * 1e3:.0f} ms, {2.0 * rows * width * size / own / 1e9:.1f} GFLOP/s: {share:.2f} of "
+            f"the rate of torch's own product of {LARGE}"
+        )
         if dtype == torch.bfloat16 and not brgemm:
             print(f"  bfloat16 is slow in torch on this processor ({brgemm_unavailable(dtype)}), hence large ratios")
         print(f"  of linear_cross_entropy, {best} is fastest here")
-        print(f"  peak extra memory {extra / 2**20:.1f} MiB; error against float64 {error:.1e}, plain path "
-              f"{plain_error:.1e}")  # fmt: skip
+        print(
+            f"  peak extra memory {extra / 2**20:.1f} MiB; error against float64 {error:.1e}, plain path "
+            f"{plain_error:.1e}"
+        )
 
     case = Case("masked_logprob", f"rows {rows} D {width} V {size}", dtype, turns, names, rivals, report)
     return case
@@ -136,8 +152,10 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
     offsets = np.concatenate([[0], np.cumsum(np.repeat(lengths, draws))]).astype(np.int64)
     windows, rows = len(offsets) - 1, int(offsets[-1])
     layout = ops.AttentionLayout(offsets, offsets, np.zeros(windows, np.int64), np.full(windows, prefix))
-    groups = [(slice(int(offsets[i]), int(offsets[i + draws])), int(offsets[i + 1] - offsets[i]))
-              for i in range(0, windows, draws)]  # fmt: skip
+    groups = [
+        (slice(int(offsets[i]), int(offsets[i + draws])), int(offsets[i + 1] - offsets[i]))
+        for i in range(0, windows, draws)
+    ]
     brgemm = (BRGEMM,) if brgemm_unavailable(dtype) is None else ()
     names = (OURS, *brgemm, "reference", "SDPA, prefix expanded", "SDPA twice, merged")
 
@@ -191,13 +209,17 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
         calls: Rivals = {
             OURS: functools.partial(own, implementation="cpu"),
             BRGEMM: functools.partial(
-                torch.ops.diffscore_fast.prefix_attention, *inputs[:-1], *map(torch.from_numpy, arrays), None, 0,
+                torch.ops.diffscore_fast.prefix_attention,
+                *inputs[:-1],
+                *map(torch.from_numpy, arrays),
+                None,
+                0,
                 "brgemm",
             ),
             "reference": functools.partial(own, implementation="reference"),
             "SDPA, prefix expanded": expanded,
             "SDPA twice, merged": merged,
-        }  # fmt: skip
+        }
         got = calls[OURS]()
         for name in names:
             tolerance = 1e-5 if dtype == torch.float32 else 0.1  # several roundings to 8 bits
@@ -210,8 +232,10 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
         products, exponentials = 4.0 * scores * width / fastest, scores / exponential_rate()
         floor = products + exponentials
         print(f"{case.title}: {statistics.median(seconds[OURS]) * 1e3:.0f} ms")
-        print(f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "
-              f"{exponentials / floor:.0%}")  # fmt: skip
+        print(
+            f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "
+            f"{exponentials / floor:.0%}"
+        )
 
     shape = f"{windows} windows, {rows} queries, prefix {prefix}, {heads} heads of {width}"
     case = Case("prefix_attention", shape, dtype, turns, names, rivals, report)
@@ -220,16 +244,20 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
 
 def linear_cases(rows: int, width: int, turns: int) -> list[Case]:
     """The body's products at widths 384 and 768 (the embedded model's), against torch's separate calls."""
-    return [linear_case(name, rows, width, *shape, turns) for name, shape in {
-        "qkv": (width, 3 * width, "none", False),
-        "out + residual + norm": (width, width, "none", True),
-        "up + gelu": (width, 4 * width, "gelu", False),
-        "down + residual + norm": (4 * width, width, "none", True),
-    }.items()]  # fmt: skip
+    return [
+        linear_case(name, rows, width, *shape, turns)
+        for name, shape in {
+            "qkv": (width, 3 * width, "none", False),
+            "out + residual + norm": (width, width, "none", True),
+            "up + gelu": (width, 4 * width, "gelu", False),
+            "down + residual + norm": (4 * width, width, "none", True),
+        }.items()
+    ]
 
 
-def linear_case(name: str, rows: int, width: int, depth: int, size: int, activation: str, normed: bool,
-                turns: int) -> Case:  # fmt: skip
+def linear_case(
+    name: str, rows: int, width: int, depth: int, size: int, activation: str, normed: bool, turns: int
+) -> Case:
     names = (OURS, "reference")
 
     def rivals() -> Rivals:
@@ -249,14 +277,18 @@ def linear_case(name: str, rows: int, width: int, depth: int, size: int, activat
 
 def segment_cases(count: int, turns: int) -> list[Case]:
     draws = 8
-    return [segment_case(kernel, call, count, draws, turns) for kernel, call in (
-        ("log_mean_exp", lambda values, edges, name: ops.log_mean_exp(values, edges, implementation=name)),
-        ("evidence_bounds", lambda values, edges, name: ops.evidence_bounds(values, 4, edges, implementation=name)),
-    )]  # fmt: skip
+    return [
+        segment_case(kernel, call, count, draws, turns)
+        for kernel, call in (
+            ("log_mean_exp", lambda values, edges, name: ops.log_mean_exp(values, edges, implementation=name)),
+            ("evidence_bounds", lambda values, edges, name: ops.evidence_bounds(values, 4, edges, implementation=name)),
+        )
+    ]
 
 
-def segment_case(kernel: str, call: Callable[[Tensor, Tensor, str], object], count: int, draws: int,
-                 turns: int) -> Case:  # fmt: skip
+def segment_case(
+    kernel: str, call: Callable[[Tensor, Tensor, str], object], count: int, draws: int, turns: int
+) -> Case:
     names = (OURS, "reference")
 
     def rivals() -> Rivals:

@@ -87,12 +87,18 @@ def main(words: tuple[str, ...], small: bool) -> None:
 def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
     """A row a rival. `ratio` is the median over turns of its time by that of this project's kernel."""
     return [
-        {"kernel": case.kernel, "implementation": name, "shape": case.shape,
-         "dtype": str(case.dtype).removeprefix("torch."), "median_s": f"{statistics.median(values):.6f}",
-         "spread_s": f"{spread(values):.6f}", "rounds": len(values),
-         "ratio": None if name == OURS else f"{ratio(seconds, name, OURS):.3f}"}
+        {
+            "kernel": case.kernel,
+            "implementation": name,
+            "shape": case.shape,
+            "dtype": str(case.dtype).removeprefix("torch."),
+            "median_s": f"{statistics.median(values):.6f}",
+            "spread_s": f"{spread(values):.6f}",
+            "rounds": len(values),
+            "ratio": None if name == OURS else f"{ratio(seconds, name, OURS):.3f}",
+        }
         for name, values in seconds.items()
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -42,10 +42,12 @@ main()
 
 
 @click.command()
-@click.option("--names", default=",".join(NAMES), show_default=True, help="Comma-separated file names, for their "
-              "endings.")  # fmt: skip
-@click.option("--rows", help=f"Comma-separated numbers. Default: {ROWS_OF['rows.jsonl']} for rows.jsonl, {ROWS} "
-              "for the others.")  # fmt: skip
+@click.option(
+    "--names", default=",".join(NAMES), show_default=True, help="Comma-separated file names, for their endings."
+)
+@click.option(
+    "--rows", help=f"Comma-separated numbers. Default: {ROWS_OF['rows.jsonl']} for rows.jsonl, {ROWS} for the others."
+)
 @click.option("--memory", default="64M", show_default=True, help="Budget of `diffscore score --memory`.")
 def main(names: str, rows: str | None, memory: str) -> None:
     """Peak memory of `diffscore score` against the number of rows, for each file format."""
@@ -60,17 +62,42 @@ def measure(source: Path, count: int, model: Path, memory: str) -> None:
     """Write the file, score it, print and record what that took, and remove it."""
     target = source.with_name(f"scored_{source.name}")
     write(source, count)
-    peak, seconds = peak_of_command([
-        "score", str(source), "-o", str(target), "--model", str(model), "--memory", memory, "--draws", "1",
-        "--mask-ratios", "uniform", "--quiet",
-    ])  # fmt: skip
+    peak, seconds = peak_of_command(
+        [
+            "score",
+            str(source),
+            "-o",
+            str(target),
+            "--model",
+            str(model),
+            "--memory",
+            memory,
+            "--draws",
+            "1",
+            "--mask-ratios",
+            "uniform",
+            "--quiet",
+        ]
+    )
     size = source.stat().st_size
-    print(f"{source.name:16} {count:9,} rows {size / 2**20:8.1f} MiB  peak {peak / 2**20:7.1f} MiB  {seconds:6.1f} s",
-          flush=True)  # fmt: skip
-    append_rows(RESULTS / "memory.csv", [
-        {"file": source.name, "rows": count, "file_bytes": size, "memory": memory, "peak_bytes": peak,
-         "seconds": f"{seconds:.1f}", "pyarrow": pyarrow.__version__}
-    ])  # fmt: skip
+    print(
+        f"{source.name:16} {count:9,} rows {size / 2**20:8.1f} MiB  peak {peak / 2**20:7.1f} MiB  {seconds:6.1f} s",
+        flush=True,
+    )
+    append_rows(
+        RESULTS / "memory.csv",
+        [
+            {
+                "file": source.name,
+                "rows": count,
+                "file_bytes": size,
+                "memory": memory,
+                "peak_bytes": peak,
+                "seconds": f"{seconds:.1f}",
+                "pyarrow": pyarrow.__version__,
+            }
+        ],
+    )
     source.unlink()
     target.unlink()
 

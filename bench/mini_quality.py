@@ -20,7 +20,7 @@ import torch
 from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets, summarised_documents
 from bench.records import RESULTS, append_record
 from diffscore_fast import DiffScorer, LikelihoodBounds
-from diffscore_fast.backbones.load import LoadedModel, load_model
+from diffscore_fast.backbones.loader import LoadedModel, load_model
 from diffscore_fast.training.__main__ import HELD_OUT
 from diffscore_fast.training.corpus import Corpus, prepare_corpus, read_articles
 from diffscore_fast.training.evaluation import Measured, difference_interval, held_out_losses
@@ -33,8 +33,12 @@ SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path, exists=True), required=True,
-              help="Folder with judgements/ and corpus/wiki_en.txt.xz.")  # fmt: skip
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True),
+    required=True,
+    help="Folder with judgements/ and corpus/wiki_en.txt.xz.",
+)
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
 @click.option("--sequences", default=60, show_default=True, help="Held-out sequences a loss is measured on.")
 @click.option("--texts", default=8, show_default=True, help="Held-out texts whose likelihood is bounded.")
@@ -46,8 +50,20 @@ SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 @click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
-def main(data: Path, model: str, sequences: int, texts: int, documents: int, rows: int, pairs: int, checks: int,
-         draws: int, threads: int, only: tuple[str, ...], note: str) -> None:  # fmt: skip
+def main(
+    data: Path,
+    model: str,
+    sequences: int,
+    texts: int,
+    documents: int,
+    rows: int,
+    pairs: int,
+    checks: int,
+    draws: int,
+    threads: int,
+    only: tuple[str, ...],
+    note: str,
+) -> None:
     """Measure the embedded model."""
     torch.set_num_threads(threads)
     started = time.monotonic()
@@ -81,8 +97,16 @@ class Report:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, section: str, name: str, value: float, low: float, high: float, **more: Any) -> None:
-        self.rows.append({"section": section, "name": name, "value": round(value, 4), "low": round(low, 4),
-                          "high": round(high, 4), **more})  # fmt: skip
+        self.rows.append(
+            {
+                "section": section,
+                "name": name,
+                "value": round(value, 4),
+                "low": round(low, 4),
+                "high": round(high, 4),
+                **more,
+            }
+        )
         details = "  ".join(f"{key} {item}" for key, item in more.items())
         print(f"{section:<12} {name:<44} {value:>9.4f}  [{low:.4f}, {high:.4f}]  {details}", flush=True)
 
@@ -154,16 +178,26 @@ def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measu
 
     step = len(PAIR_KINDS)
     return {
-        kind: (Measured(kind, wrong.sums[i::step], wrong.counts[i::step]),
-               Measured(kind, right.sums[i::step], right.counts[i::step]))
+        kind: (
+            Measured(kind, wrong.sums[i::step], wrong.counts[i::step]),
+            Measured(kind, right.sums[i::step], right.counts[i::step]),
+        )
         for i, kind in enumerate(PAIR_KINDS)
-    }  # fmt: skip
+    }
 
 
 def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loaded: LoadedModel, draws: int) -> None:
     """Agreement with the human judgements of our score, the network's autoregressive mode, and the baselines."""
-    table = scorer.score(judged.sources, judged.candidates, direction="conditional", draws=draws, seed=0,
-                         coupling="independent", attention="prefix", overlength="truncate-source")  # fmt: skip
+    table = scorer.score(
+        judged.sources,
+        judged.candidates,
+        direction="conditional",
+        draws=draws,
+        seed=0,
+        coupling="independent",
+        attention="prefix",
+        overlength="truncate-source",
+    )
     metrics = {NAME: table.scores, "autoregressive": autoregressive_scores(loaded, judged), **baseline_scores(judged)}
     for metric, scores in metrics.items():
         found = agreement(judged, scores)
@@ -225,8 +259,15 @@ def following(texts: list[str]) -> list[str]:
 
 
 def scored(scorer: DiffScorer, sources: list[str], texts: list[str], direction: Any, draws: int) -> np.ndarray:
-    return scorer.score(sources, texts, direction=direction, draws=draws, coupling="independent", attention="prefix",
-                        overlength="truncate-source").scores  # fmt: skip
+    return scorer.score(
+        sources,
+        texts,
+        direction=direction,
+        draws=draws,
+        coupling="independent",
+        attention="prefix",
+        overlength="truncate-source",
+    ).scores
 
 
 def add_mean(report: Report, section: str, name: str, values: np.ndarray) -> None:

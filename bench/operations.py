@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from diffscore_fast import DiffScorer
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.engine.packing import distinct_windows
-from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
+from diffscore_fast.engine.windows import Prefixes, Windows
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def count_work(scorer: DiffScorer, call: Callable[[], object]) -> Work:
     runner, work, seen = scorer._runner, Work(), set()
     shape, evaluate = BertShape.of(runner.backbone), runner.evaluate  # type: ignore[arg-type]
 
-    def run(prefixes: Prefixes, windows: Windows, attention: Attention, progress: object = None) -> np.ndarray:
+    def run(prefixes: Prefixes, windows: Windows, attention: AttentionPattern, progress: object = None) -> np.ndarray:
         new = [i for i, key in enumerate(prefixes.keys) if key not in seen]
         seen.update(prefixes.keys)
         of_windows, count = window_operations(shape, windows)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.version import __version__
 
 RESULTS = Path(__file__).parent / "results"
@@ -64,9 +64,14 @@ def machine() -> str:
 
 def _with_circumstances(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        "date": time.strftime("%Y-%m-%d"), **found, "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 1), "machine": machine(), "torch": torch.__version__, "version": __version__,
-    }  # fmt: skip
+        "date": time.strftime("%Y-%m-%d"),
+        **found,
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
+        "machine": machine(),
+        "torch": torch.__version__,
+        "version": __version__,
+    }
 
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -14,8 +14,12 @@ from diffscore_fast import DiffScorer
 
 # Held while another is varied: rows, K, words of a source, words of a candidate.
 FIXED = {"rows": 4, "draws": 6, "source words": 60, "candidate words": 24}
-POINTS = {"rows": (2, 4, 8, 16), "draws": (2, 4, 8, 16), "source words": (50, 100, 200, 400),
-          "candidate words": (10, 20, 40, 80)}  # fmt: skip
+POINTS = {
+    "rows": (2, 4, 8, 16),
+    "draws": (2, 4, 8, 16),
+    "source words": (50, 100, 200, 400),
+    "candidate words": (10, 20, 40, 80),
+}
 ATTENTIONS = ("prefix", "full")
 
 
@@ -32,11 +36,21 @@ def measure(scorer: DiffScorer, weights: str, words: list[str], rounds: int, res
             attention, value = label.split("/")
             seconds[attention, varied, int(value)] = times
             print(f"{attention:<7} {varied:<16} {value:>5} {statistics.median(times):8.3f} s", flush=True)
-    append_rows(results / "scaling.csv", [
-        {"attention": attention, "varied": varied, "value": value, "median_s": f"{statistics.median(times):.5f}",
-         "spread_s": f"{spread(times):.5f}", "rounds": len(times), "weights_sha256": weights}
-        for (attention, varied, value), times in seconds.items()
-    ])  # fmt: skip
+    append_rows(
+        results / "scaling.csv",
+        [
+            {
+                "attention": attention,
+                "varied": varied,
+                "value": value,
+                "median_s": f"{statistics.median(times):.5f}",
+                "spread_s": f"{spread(times):.5f}",
+                "rounds": len(times),
+                "weights_sha256": weights,
+            }
+            for (attention, varied, value), times in seconds.items()
+        ],
+    )
     _draw(results / "scaling.png", seconds)
 
 

@@ -32,7 +32,7 @@ from bench.records import RESULTS, append_record, embedded_weights
 from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.cli.score import run_score
-from diffscore_fast.scorer import ATTENTIONS
+from diffscore_fast.scoring.config import ATTENTIONS
 
 # Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
 SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}
@@ -123,10 +123,12 @@ class Throughput:
             count, naive = len(rows.sources), self._naive_work(rows)[0]
             cells = [name, f"{count}", f"{naive / count / 1e9:.1f}"]
             for options in (
-                {**PAPER, "attention": "full"}, {**PAPER, "attention": "prefix"}, {**LIGHT, "attention": "prefix"},
+                {**PAPER, "attention": "full"},
+                {**PAPER, "attention": "prefix"},
+                {**LIGHT, "attention": "prefix"},
                 {**PAPER, "attention": "prefix", "direction": "reverse"},
                 {**PAPER, "attention": "prefix", "direction": "pmi"},
-            ):  # fmt: skip
+            ):
                 operations, evaluations = self._ours(options).work(rows)
                 cells.append(f"{operations / count / 1e9:.1f} ({naive / operations:.1f}), {evaluations / count:.1f}")
             table.add_row(*cells)
@@ -157,8 +159,17 @@ class Throughput:
                 source, trace = Path(folder) / "rows.jsonl", Path(folder) / "trace.json"
                 pairs = zip(rows.sources, rows.candidates, strict=True)
                 source.write_text("".join(json.dumps({"source": a, "candidate": b}) + "\n" for a, b in pairs))
-                arguments = ["score", str(source), "-o", str(Path(folder) / "out.jsonl"), "--quiet",
-                             "--attention", "prefix", "--profile-run", str(trace)]  # fmt: skip
+                arguments = [
+                    "score",
+                    str(source),
+                    "-o",
+                    str(Path(folder) / "out.jsonl"),
+                    "--quiet",
+                    "--attention",
+                    "prefix",
+                    "--profile-run",
+                    str(trace),
+                ]
                 run_score(str(source), str(Path(folder) / "out.jsonl"), "mini", command_options(arguments))
                 times = json.loads(trace.read_text())["otherData"]
             self._record("account", name, rows=len(rows.sources), **times)
@@ -183,7 +194,7 @@ class Throughput:
             "full": self._ours({**PAPER, "attention": "full"}, whole=False),
             "naive": Rival(published, False, self._naive_work),
             "pll": _peer(_by_ids(pll.score), False, lambda rows: rows.tokens),
-        }  # fmt: skip
+        }
         if "corrected" in ATTENTIONS:
             rivals["corrected"] = self._ours({**PAPER, "attention": "corrected"}, whole=False)
         barts = {"bartscore": bart_like("equal", spec.vocab_size)}
@@ -246,8 +257,18 @@ class Throughput:
                 peaks[label] = max(peaks[label], peak)
         limit = statistics.median(limits)
         table = Table(title=f"{section}: {name}, {len(every.sources)} rows; products run at {limit / 1e9:.0f} GFLOP/s")
-        for column in ("", "rows", "rows/s", "spread", "tokens/s", "evaluations/row", "GFLOP/row", "of limit", "MiB",
-                       "naive's time / its"):  # fmt: skip
+        for column in (
+            "",
+            "rows",
+            "rows/s",
+            "spread",
+            "tokens/s",
+            "evaluations/row",
+            "GFLOP/row",
+            "of limit",
+            "MiB",
+            "naive's time / its",
+        ):
             table.add_column(column, justify="left" if not column else "right")
         for label, rows in taken.items():
             number, tokens = len(rows.sources), rows.tokens
@@ -258,14 +279,32 @@ class Throughput:
                 per_token = [[item / taken[who].tokens for item in times[who]] for who in ("naive", label)]
                 faster = statistics.median(a / b for a, b in zip(*per_token, strict=True))
             found = {
-                "rows": number, "rows_per_second": number / seconds,
-                "spread": spread([number / item for item in times[label]]), "tokens_per_second": tokens / seconds,
-                "evaluations_per_row": evaluations / number, "gflop_per_row": operations / number / 1e9,
-                "of_limit": operations / seconds / limit, "peak_bytes": peaks[label], "naive_time_ratio": faster,
-            }  # fmt: skip
-            shown = [f"{number}", *(f"{found[key]:.3g}" for key in (
-                "rows_per_second", "spread", "tokens_per_second", "evaluations_per_row", "gflop_per_row", "of_limit",
-            )), f"{peaks[label] / 2**20:.0f}", f"{faster:.3g}"]  # fmt: skip
+                "rows": number,
+                "rows_per_second": number / seconds,
+                "spread": spread([number / item for item in times[label]]),
+                "tokens_per_second": tokens / seconds,
+                "evaluations_per_row": evaluations / number,
+                "gflop_per_row": operations / number / 1e9,
+                "of_limit": operations / seconds / limit,
+                "peak_bytes": peaks[label],
+                "naive_time_ratio": faster,
+            }
+            shown = [
+                f"{number}",
+                *(
+                    f"{found[key]:.3g}"
+                    for key in (
+                        "rows_per_second",
+                        "spread",
+                        "tokens_per_second",
+                        "evaluations_per_row",
+                        "gflop_per_row",
+                        "of_limit",
+                    )
+                ),
+                f"{peaks[label] / 2**20:.0f}",
+                f"{faster:.3g}",
+            ]
             table.add_row(label, *(item.replace("nan", "-") for item in shown))
             self._record(section, name, rival=label, limit=limit, **found)
         self._console.print(table)
@@ -281,8 +320,11 @@ class Throughput:
     def _load(self, name: str, count: int) -> Rows:
         found = read_rows(self._options.data, name)
         if "candidate" not in found[0]:  # pairs of translations, read beside the reference
-            found = [{"id": i, "source": row["reference"], "candidate": row[side]}
-                     for i, row in enumerate(found) for side in ("better", "worse")]  # fmt: skip
+            found = [
+                {"id": i, "source": row["reference"], "candidate": row[side]}
+                for i, row in enumerate(found)
+                for side in ("better", "worse")
+            ]
         else:
             first = {row["id"]: at for at, row in reversed(list(enumerate(found)))}
             found.sort(key=lambda row: first[row["id"]])  # whole groups, in order of appearance
@@ -296,13 +338,19 @@ class Throughput:
 
     def _record(self, section: str, name: str, **found: Any) -> None:
         append_record(
-            RESULTS / "throughput.jsonl", section=section, data=name, **found, weights_sha256=self._weights,
-            dtype=str(self._backbone.dtype).removeprefix("torch."), transformers=transformers.__version__,
-        )  # fmt: skip
+            RESULTS / "throughput.jsonl",
+            section=section,
+            data=name,
+            **found,
+            weights_sha256=self._weights,
+            dtype=str(self._backbone.dtype).removeprefix("torch."),
+            transformers=transformers.__version__,
+        )
 
 
-def _peer(run: Callable[[Rows], np.ndarray], whole: bool,
-          evaluations: Callable[[Rows], int] = lambda rows: len(rows.sources)) -> Rival:  # fmt: skip
+def _peer(
+    run: Callable[[Rows], np.ndarray], whole: bool, evaluations: Callable[[Rows], int] = lambda rows: len(rows.sources)
+) -> Rival:
     """A rival whose operations torch counts, on all rows or on a middling one."""
 
     def work(rows: Rows) -> tuple[float, float]:

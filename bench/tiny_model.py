@@ -10,13 +10,18 @@ import torch
 from safetensors.torch import save_file
 
 from diffscore_fast.backbones.bert_families import build_bert, state_in_bert_layout
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, read_patterns
+from diffscore_fast.backbones.config import EMBEDDED_MODELS, read_patterns
 
 
 def tiny_model(folder: Path) -> Path:
     """Make a random BERT of one layer of width 16, with the embedded model's tokenizer and patterns."""
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-             "max_position_embeddings": 512}  # fmt: skip
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 512,
+    }
     config = json.loads((EMBEDDED_MODELS["mini"] / "config.json").read_text(encoding="utf-8")) | shape
     del config["diffscore_fast"]["weights_sha256"]
     folder.mkdir(parents=True, exist_ok=True)

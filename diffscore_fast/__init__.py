@@ -5,25 +5,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from diffscore_fast.version import __version__
 
 if TYPE_CHECKING:
     from diffscore_fast.bounds import LikelihoodBounds
-    from diffscore_fast.scorer import DiffScorer
+    from diffscore_fast.scoring import DiffScorer
 
 __all__ = ["DiffScorer", "LikelihoodBounds", "__version__"]
+
+_HOME = {"DiffScorer": "diffscore_fast.scoring", "LikelihoodBounds": "diffscore_fast.bounds"}
 
 
 def __getattr__(name: str) -> object:
     # Importing torch takes seconds; `diffscore --help` and version checks should not.
-    if name == "DiffScorer":
-        from diffscore_fast.scorer import DiffScorer
-
-        return DiffScorer
-    if name == "LikelihoodBounds":
-        from diffscore_fast.bounds import LikelihoodBounds
-
-        return LikelihoodBounds
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

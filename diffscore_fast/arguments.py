@@ -10,15 +10,6 @@ from typing import Any
 
 from diffscore_fast.errors import InputError
 
-# Largest counts that are taken. All are far above what a score needs; a larger one is a slip of the keyboard, and would
-# end in a lack of memory instead of an error that names it.
-MAX_DRAWS = 10_000
-MAX_LEVELS = 1_000
-MAX_ORDERS = 100_000
-MAX_STEPS = 10**15
-MAX_RESAMPLES = 1_000_000
-MAX_SAMPLED_ROWS = 1_000_000
-
 
 def whole_number(name: str, value: Any) -> int:
     """An int, or anything that counts as one (numpy's); raises `InputError` for others."""

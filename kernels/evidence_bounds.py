@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 256  # of a [folds, draws] tile: two float64 a thread, which leaves room in the registers
+NUMBERS_CHUNK = 256  # of a [folds, draws] tile: two float64 a thread, which leaves room in the registers
 
 
 def tile_sizes(folds: int) -> dict[str, int]:
     """FOLDS, a power of 2, and the draws BLOCK of each fold that are read at once."""
     padded = triton.next_power_of_2(folds)
-    return {"FOLDS": padded, "BLOCK": max(1, NUMBERS_AT_ONCE // padded)}
+    return {"FOLDS": padded, "BLOCK": max(1, NUMBERS_CHUNK // padded)}
 
 
 @triton.jit

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from diffscore_fast.kernels.masked_logprob import Launch, config_for, logits_tile, not_excluded, prepare, run
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
+from diffscore_fast.kernels.masked_logprob import Launch, config_for, logits_tile, not_excluded, prepare, run
 
-GRADIENTS_AT_ONCE = 1 << 26  # bounds a slice of logit gradients, in numbers
+GRADIENTS_CHUNK = 1 << 26  # bounds a slice of logit gradients, in numbers
 
 
 @triton.jit(do_not_specialize=["count", "first", "last"])
@@ -80,12 +80,12 @@ def gradients(
     `gathered`: the rows of `call` are an index into hidden, not all of it in order.
     """
     hidden, weight, bias, weight_scale, rows, *_ = call.inputs
-    count, config = len(rows), config_for(hidden.dtype, call.options["HAS_SCALE"])
+    count, config = len(rows), config_for(hidden.dtype, bool(call.options["HAS_SCALE"]))
     states = hidden[rows] if gathered and wanted[1] else hidden
     grad_states = hidden.new_zeros((count, hidden.shape[1]), dtype=torch.float32) if wanted[0] else None
     grad_weight = torch.zeros_like(weight) if wanted[1] else None
     grad_bias = torch.zeros_like(bias) if wanted[2] else None
-    step = max(config.BLOCK_V, GRADIENTS_AT_ONCE // max(count, 1) // config.BLOCK_V * config.BLOCK_V)
+    step = max(config.BLOCK_V, GRADIENTS_CHUNK // max(count, 1) // config.BLOCK_V * config.BLOCK_V)
     for first in range(0, vocab_size if count else 0, step):
         last = min(first + step, vocab_size)
         slope = torch.empty(count, last - first, dtype=hidden.dtype, device=hidden.device)

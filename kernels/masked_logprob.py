@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_SPLITS = 64
-LEAST_SPLIT = 1024  # vocabulary rows
+MAX_SPLITS = 64
+MIN_SPLIT = 1024  # vocabulary rows
 
 
 class Config(NamedTuple):
@@ -242,8 +242,8 @@ def run(
     """(log_prob, log_sum_exp, entropy, rank), [N] each; the last two hold nothing of use without `statistics`."""
     call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
     count, width, config = len(targets), hidden.shape[1], config_for(hidden.dtype, weight_scale is not None)
-    share = -(-vocab_size // MOST_SPLITS)
-    split_size = max(LEAST_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
+    share = -(-vocab_size // MAX_SPLITS)
+    split_size = max(MIN_SPLIT, triton.cdiv(share, config.BLOCK_V) * config.BLOCK_V)
     splits = triton.cdiv(vocab_size, split_size)
 
     def floats(*shape: int) -> Tensor:

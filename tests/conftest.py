@@ -14,10 +14,12 @@ settings.register_profile("thorough", max_examples=2000)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--products", choices=["auto", "on", "off", "other"], default="auto",
+        "--products",
+        choices=["auto", "on", "off", "other"],
+        default="auto",
         help="products by units for bfloat16 or their stand-in: as the processor takes them, always, never, "
-             "or as it does not",
-    )  # fmt: skip
+        "or as it does not",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

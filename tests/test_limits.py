@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from diffscore_fast.analysis.compare import check_resampling
-from diffscore_fast.bounds import BoundsConfig
+from diffscore_fast.bounds.config import BoundsConfig
+from diffscore_fast.bounds.orders import Generation
 from diffscore_fast.cli import bound as bound_module
 from diffscore_fast.cli import calibrate as calibrate_module
 from diffscore_fast.cli import compare as compare_module
 from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
 from diffscore_fast.errors import InputError
-from diffscore_fast.estimators.masks import MaskDesign
-from diffscore_fast.estimators.orders import Generation
-from diffscore_fast.estimators.reconstruction import ReconstructionConfig
+from diffscore_fast.scoring.compare import check_resampling
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.reconstruction import ReconstructionConfig
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,22 @@ def test_the_largest_counts_are_taken():
 @pytest.mark.parametrize(
     ("command", "option", "value"),
     [
-        ("score", "--draws", "100000"), ("score", "--levels", "1000000000"), ("score", "--replicates", "100000"),
-        ("score", "--max-draws", "1000000"), ("score", "--full-draws", "1000000"), ("compare", "--draws", "100000"),
-        ("compare", "--resamples", "1000000000"), ("bound", "--orders", "1000000000"), ("bound", "--folds", "1000000"),
-        ("bound", "--surrogate-orders", "1000000000"), ("bound", "--steps", "1" + 16 * "0"), ("bound", "--z", "100"),
-        ("calibrate", "--draws", "100000"), ("calibrate", "--rows", "1000000000"),
+        ("score", "--draws", "100000"),
+        ("score", "--levels", "1000000000"),
+        ("score", "--replicates", "100000"),
+        ("score", "--max-draws", "1000000"),
+        ("score", "--full-draws", "1000000"),
+        ("compare", "--draws", "100000"),
+        ("compare", "--resamples", "1000000000"),
+        ("bound", "--orders", "1000000000"),
+        ("bound", "--folds", "1000000"),
+        ("bound", "--surrogate-orders", "1000000000"),
+        ("bound", "--steps", "1" + 16 * "0"),
+        ("bound", "--z", "100"),
+        ("calibrate", "--draws", "100000"),
+        ("calibrate", "--rows", "1000000000"),
     ],
-)  # fmt: skip
+)
 def test_on_the_command_line_before_a_model_is_loaded(monkeypatch, tmp_path, command, option, value):
     def loads(*arguments, **options):
         raise AssertionError("a model was loaded")
@@ -65,8 +74,12 @@ def test_on_the_command_line_before_a_model_is_loaded(monkeypatch, tmp_path, com
     monkeypatch.setattr(bound_module, "LikelihoodBounds", loads)
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").write_text('{"source": "It rained.", "candidate": "Rain.", "text": "Rain."}\n')
-    files = {"score": ["in.jsonl", "-o", "out.jsonl"], "bound": ["in.jsonl", "-o", "out.jsonl"],
-             "compare": ["in.jsonl", "in.jsonl"], "calibrate": ["in.jsonl"]}[command]  # fmt: skip
+    files = {
+        "score": ["in.jsonl", "-o", "out.jsonl"],
+        "bound": ["in.jsonl", "-o", "out.jsonl"],
+        "compare": ["in.jsonl", "in.jsonl"],
+        "calibrate": ["in.jsonl"],
+    }[command]
     extra = {"--max-draws": ["--target-stderr", "0.1"], "--full-draws": ["--attention", "corrected"]}.get(option, [])
     result = CliRunner().invoke(main, [command, *files, option, value, *extra])
     assert result.exit_code == 2 and option.strip("-").replace("-", " ") in result.output.replace("-", " ")

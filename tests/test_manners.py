@@ -15,7 +15,7 @@ import pytest
 
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.errors import CheckpointError
-from diffscore_fast.scorer import ScoreConfig
+from diffscore_fast.scoring.config import ScoreConfig
 from tests.support.checkpoints import save_checkpoint, save_prefix_model
 
 TEXT = "the cat sat on the mat and two people died on a cruise ship in puerto rico on monday"
@@ -101,8 +101,9 @@ assert scorer.score(*texts, draws=9).scores.tolist() == expected.tolist()
 
 def test_a_forked_child_scores_though_the_parent_has_used_openmp_and_holds_the_lock(folder):
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore::DeprecationWarning"}
-    done = subprocess.run([sys.executable, "-c", FORKED, str(folder)], capture_output=True, text=True, timeout=200,
-                          env=environment)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(folder)], capture_output=True, text=True, timeout=200, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "" and done.stderr == ""
 

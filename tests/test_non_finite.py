@@ -11,11 +11,11 @@ import torch
 from click.testing import CliRunner
 
 from diffscore_fast import DiffScorer, LikelihoodBounds
-from diffscore_fast.analysis.compare import compare
-from diffscore_fast.calibration import calibrate
 from diffscore_fast.cli import bound as bound_module
 from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
+from diffscore_fast.scoring.calibrate import calibrate
+from diffscore_fast.scoring.compare import compare
 
 SOURCES = ["The cat sat on the mat.", "It rained all day.", "He saw a dog by the river bank today."]
 CANDIDATES = ["A cat sat.", "It rained.", "A dog stood by the river and looked at the boat."]
@@ -55,9 +55,11 @@ class Spoiled:
             flags = plan.masked if plan.wanted is None else plan.wanted
             starts = self._sequences.target_offsets[plan.sequence]
             tokens = np.concatenate(
-                [self._sequences.target_tokens[begin + first : begin + last]
-                 for begin, first, last in zip(starts, plan.start, plan.stop, strict=True)]
-            )[flags]  # fmt: skip
+                [
+                    self._sequences.target_tokens[begin + first : begin + last]
+                    for begin, first, last in zip(starts, plan.start, plan.stop, strict=True)
+                ]
+            )[flags]
             values[tokens == self._token] = self._value
             out.append(type(item)(plan, values))
         return out
@@ -69,11 +71,21 @@ class Spoiled:
         return self._inner.reduce(self._seen(observed))
 
 
-@pytest.mark.parametrize("options", [
-    dict(), dict(coupling="independent", draws=20), dict(attention="corrected"),
-    dict(attention="corrected", full_draws="auto"), dict(target_stderr=0.5, max_draws=16), dict(direction="pmi"),
-    dict(direction="bidirectional"), dict(estimator="elbo"), dict(token_scores=True), dict(draws=5, replicates=1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(coupling="independent", draws=20),
+        dict(attention="corrected"),
+        dict(attention="corrected", full_draws="auto"),
+        dict(target_stderr=0.5, max_draws=16),
+        dict(direction="pmi"),
+        dict(direction="bidirectional"),
+        dict(estimator="elbo"),
+        dict(token_scores=True),
+        dict(draws=5, replicates=1),
+    ],
+)
 def test_the_row_has_a_status_and_no_number_and_its_neighbours_are_as_alone(scorer, options):
     options = {"draws": 8, **options}
     table = scorer.score(SOURCES, CANDIDATES, seed=3, **options)

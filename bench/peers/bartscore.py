@@ -24,12 +24,19 @@ def bart_like(size: str, vocab_size: int) -> BartForConditionalGeneration:
         "large": {"d_model": 1024, "layers": 12, "heads": 16, "ffn": 4096, "vocab_size": 50265},
     }[size]
     torch.manual_seed(0)
-    return BartForConditionalGeneration(BartConfig(
-        vocab_size=shape["vocab_size"], d_model=shape["d_model"], encoder_layers=shape["layers"],
-        decoder_layers=shape["layers"], encoder_attention_heads=shape["heads"],
-        decoder_attention_heads=shape["heads"], encoder_ffn_dim=shape["ffn"], decoder_ffn_dim=shape["ffn"],
-        max_position_embeddings=LONGEST,
-    )).eval()  # fmt: skip
+    return BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=shape["vocab_size"],
+            d_model=shape["d_model"],
+            encoder_layers=shape["layers"],
+            decoder_layers=shape["layers"],
+            encoder_attention_heads=shape["heads"],
+            decoder_attention_heads=shape["heads"],
+            encoder_ffn_dim=shape["ffn"],
+            decoder_ffn_dim=shape["ffn"],
+            max_position_embeddings=LONGEST,
+        )
+    ).eval()
 
 
 class BartScore:

@@ -13,12 +13,18 @@ from diffscore_fast.backbones.bert_families import state_in_bert_layout
 def in_transformers(backbone: BertBackbone) -> BertForMaskedLM:
     """The same network in transformers, with the same weights. (Files may store them in eight bits.)"""
     spec, layer = backbone.spec, backbone.layers[0]
-    model = BertForMaskedLM(BertConfig(
-        vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads, intermediate_size=layer.up.out_features,  # type: ignore[union-attr]
-        max_position_embeddings=backbone.positions.num_embeddings, type_vocab_size=backbone.types.num_embeddings,
-        layer_norm_eps=backbone.embedding_norm.eps,
-    ))  # fmt: skip
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_hidden_layers=spec.num_layers,
+            num_attention_heads=spec.num_heads,
+            intermediate_size=layer.up.out_features,  # type: ignore[union-attr]
+            max_position_embeddings=backbone.positions.num_embeddings,
+            type_vocab_size=backbone.types.num_embeddings,
+            layer_norm_eps=backbone.embedding_norm.eps,
+        )
+    )
     lacking = model.load_state_dict(state_in_bert_layout(backbone), strict=False)
     assert not lacking.unexpected_keys and all("decoder" in name for name in lacking.missing_keys)  # tied copies
     return model.to(backbone.dtype).eval()

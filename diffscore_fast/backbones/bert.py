@@ -30,8 +30,16 @@ class BertBackbone(Network):
     embeddings are narrower than its layers: they are projected up on the way in, and down in the head.
     """
 
-    def __init__(self, spec: BackboneSpec, *, intermediate_size: int, num_positions: int, num_types: int = 2,
-                 layer_norm_eps: float = 1e-12, embedding_size: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        *,
+        intermediate_size: int,
+        num_positions: int,
+        num_types: int = 2,
+        layer_norm_eps: float = 1e-12,
+        embedding_size: int | None = None,
+    ) -> None:
         super().__init__()
         size = spec.hidden_size
         width = size if embedding_size is None else embedding_size

@@ -20,7 +20,7 @@ BERT_LAYER = {
 
 
 @dataclass(frozen=True)
-class Family:
+class BertFamily:
     """How one family writes its config.json and names its tensors.
 
     Parameters
@@ -59,15 +59,15 @@ class Family:
     positions_after_padding: bool = False
 
 
-FAMILIES = {
-    "bert": Family(
+BERT_FAMILIES = {
+    "bert": BertFamily(
         "bert", ("BertForMaskedLM", "BertForPreTraining"), "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm", "cls.predictions.bias",
         {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
          "cls.predictions.decoder.bias": "cls.predictions.bias"},
         ("bert.pooler.", "cls.seq_relationship."),
     ),
-    "distilbert": Family(
+    "distilbert": BertFamily(
         "distilbert", ("DistilBertForMaskedLM",), "vocab_transform", "vocab_layer_norm", "vocab_projector.bias",
         {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
         layers="transformer.layer",
@@ -78,13 +78,13 @@ FAMILIES = {
                       "intermediate_size": "hidden_dim", "hidden_act": "activation"},
         config_constants={"type_vocab_size": 1, "layer_norm_eps": 1e-12},
     ),
-    "roberta": Family(
+    "roberta": BertFamily(
         "roberta", ("RobertaForMaskedLM",), "lm_head.dense", "lm_head.layer_norm", "lm_head.bias",
         {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
          "lm_head.decoder.bias": "lm_head.bias"},
         ("roberta.pooler.",), positions_after_padding=True,
     ),
-    "electra": Family(
+    "electra": BertFamily(
         "electra", ("ElectraForMaskedLM",), "generator_predictions.dense", "generator_predictions.LayerNorm",
         "generator_lm_head.bias", {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     ),
@@ -95,7 +95,7 @@ REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermed
 
 def bert_config(config: dict, where: str) -> dict:
     """A family's config.json under BERT's names, its numbers checked; `max_position_embeddings` are the usable ones."""
-    family = FAMILIES[config["model_type"]]
+    family = BERT_FAMILIES[config["model_type"]]
     named = {**config, **family.config_constants}
     named |= {ours: config.get(theirs) for ours, theirs in family.config_names.items()}
     missing = [name for name in REQUIRED if not isinstance(named.get(name), int | float)]
@@ -135,7 +135,7 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *
     None may be missing and none left over. The network is float32 then. `tied` is false where config.json says that
     the output head is not the embedding: its own tensor must be there, and be equal.
     """
-    family = FAMILIES[backbone.spec.family]
+    family = BERT_FAMILIES[backbone.spec.family]
     weights = {_modern_name(name): item for name, item in weights.items()
                if name != f"{family.base}.embeddings.position_ids" and not name.startswith(family.unused)}  # fmt: skip
     for copy, original in family.copies.items():
@@ -182,7 +182,7 @@ def state_in_bert_layout(backbone: BertBackbone) -> dict[str, Tensor]:
 
 def _names(backbone: BertBackbone) -> dict[str, list[str]]:
     """Our parameter name to the family's names; several are stacked along the rows."""
-    family = FAMILIES[backbone.spec.family]
+    family = BERT_FAMILIES[backbone.spec.family]
     embeddings = f"{family.base}.embeddings"
     names = {
         "words.weight": [f"{embeddings}.word_embeddings.weight"],

@@ -20,19 +20,28 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from diffscore_fast.backbones.load import PACKAGE_SECTION
+from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.weights import file_sha256, save_weights
 from diffscore_fast.errors import CheckpointError
 
 MASK_TOKEN = "<|mask|>"  # one row beyond the vocabulary of the file
 CONTROL = (3, 4)  # GGUF's token types of control tokens and of those that its user added
-TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-       "output.weight": "lm_head.weight"}  # fmt: skip
+TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,10 @@ def write_base_folder(path: Path, out: Path) -> None:
     tokenizer = build_tokenizer(model)
     start, newline = model.tokens[0], tokenizer.encode("\n", add_special_tokens=False).ids
     if start not in model.control or len(newline) != 1:
-        raise CheckpointError(f"{path}: the first token, {start!r}, must be a control token, and a line break one "
-                              f"token; it is {len(newline)}")  # fmt: skip
+        raise CheckpointError(
+            f"{path}: the first token, {start!r}, must be a control token, and a line break one "
+            f"token; it is {len(newline)}"
+        )
     words = model.weights["model.embed_tokens.weight"]
     weights = model.weights | {"model.embed_tokens.weight": torch.cat([words, words.mean(dim=0, keepdim=True)])}
     if "lm_head.weight" in weights:  # the mask token's row is never read
@@ -92,12 +103,17 @@ def write_base_folder(path: Path, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     save_weights(out / "model.safetensors", weights, eight_bit=False)
     own = {
-        "patterns": {"prefix": {"prefix_mask": "causal", "separator_ids": newline}}, "default_pattern": "prefix",
-        "start_token": start, "mask_token": MASK_TOKEN, "weights_sha256": file_sha256(out / "model.safetensors"),
-    }  # fmt: skip
+        "patterns": {"prefix": {"prefix_mask": "causal", "separator_ids": newline}},
+        "default_pattern": "prefix",
+        "start_token": start,
+        "mask_token": MASK_TOKEN,
+        "weights_sha256": file_sha256(out / "model.safetensors"),
+    }
     config = model.config | {
-        "vocab_size": len(model.tokens) + 1, "mask_token_id": len(model.tokens), PACKAGE_SECTION: own,
-    }  # fmt: skip
+        "vocab_size": len(model.tokens) + 1,
+        "mask_token_id": len(model.tokens),
+        PACKAGE_SECTION: own,
+    }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -179,12 +195,18 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
     # 1e-5 was stored as the nearest float32.
     epsilon = float(f"{float(fields['llama.attention.layer_norm_rms_epsilon']):.6g}")
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": size,
-        "num_hidden_layers": number("block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": number("attention.head_count_kv"), "intermediate_size": number("feed_forward_length"),
-        "max_position_embeddings": number("context_length"), "rms_norm_eps": epsilon,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": size,
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv"),
+        "intermediate_size": number("feed_forward_length"),
+        "max_position_embeddings": number("context_length"),
+        "rms_norm_eps": epsilon,
         "rope_theta": float(fields["llama.rope.freq_base"]),
-    }  # fmt: skip
+    }
 
 
 def _name(theirs: str) -> str:

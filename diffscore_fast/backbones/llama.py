@@ -46,8 +46,16 @@ class LlamaBackbone(Network):
         Whether the vocabulary projection is the embedding.
     """
 
-    def __init__(self, spec: BackboneSpec, *, intermediate_size: int, eps: float, rotary_base: float,
-                 qkv_bias: bool = False, tied_head: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        *,
+        intermediate_size: int,
+        eps: float,
+        rotary_base: float,
+        qkv_bias: bool = False,
+        tied_head: bool = False,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self._rotary_base = rotary_base

@@ -20,11 +20,11 @@ WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
          "vocab_size", "max_position_embeddings", "mask_token_id")  # fmt: skip
 
 # Beyond these a field is a mistake, and building the network would not end well.
-LARGEST, MOST_LAYERS = 1 << 30, 1_000
+LARGEST, MAX_LAYERS = 1 << 30, 1_000
 
 
 @dataclass(frozen=True)
-class Family:
+class LlamaFamily:
     """How one family writes its config.json and names its tensors.
 
     Parameters
@@ -76,7 +76,7 @@ TRANSFORMERS_LAYER = {
 }  # fmt: skip
 
 LLAMA_FAMILIES = {
-    "llada": Family(
+    "llada": LlamaFamily(
         architectures=("LLaDAModelLM",),
         numbers={"hidden_size": ("d_model",), "num_hidden_layers": ("n_layers",), "num_attention_heads": ("n_heads",),
                  "num_key_value_heads": ("n_kv_heads", "n_heads"), "intermediate_size": ("mlp_hidden_size",),
@@ -91,7 +91,7 @@ LLAMA_FAMILIES = {
                "feed_forward_norm": ("ff_norm",), "gate_up": ("ff_proj", "up_proj"), "down": ("ff_out",)},
         qkv_bias="include_qkv_bias", tied_head="weight_tying",
     ),
-    "Dream": Family(
+    "Dream": LlamaFamily(
         architectures=("DreamModel",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("use_sliding_window",),
@@ -99,7 +99,7 @@ LLAMA_FAMILIES = {
         layer=TRANSFORMERS_LAYER,
         qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
     ),
-    "llama": Family(
+    "llama": LlamaFamily(
         architectures=("LlamaForCausalLM",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("attention_bias", "mlp_bias"),
@@ -187,13 +187,13 @@ def _rope_theta(config: dict, where: str) -> dict[str, Any]:
     return found
 
 
-def _numbers(config: dict, family: Family, where: str) -> dict[str, Any]:
+def _numbers(config: dict, family: LlamaFamily, where: str) -> dict[str, Any]:
     """The family's fields under transformers' names, checked to be numbers above 0."""
     found: dict[str, Any] = {}
     for ours, theirs in family.numbers.items():
         value = next((config[item] for item in theirs if config.get(item) is not None), None)
         kinds = (int,) if ours in WHOLE else (int, float)
-        most = {"num_hidden_layers": MOST_LAYERS}.get(ours, LARGEST)
+        most = {"num_hidden_layers": MAX_LAYERS}.get(ours, LARGEST)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
             kind = "a whole number" if ours in WHOLE else "a number"
             raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, at most {most:,}, not {value!r}")

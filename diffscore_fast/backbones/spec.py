@@ -173,7 +173,7 @@ class Backbone(Protocol):
 
 
 @runtime_checkable
-class WholeBackbone(Protocol):
+class OpaqueBackbone(Protocol):
     """A network that cannot be split around its attention: it runs whole windows, and has the pattern `full` alone."""
 
     @property

@@ -167,8 +167,10 @@ def check_no_pointer(path: Path) -> None:
         return
     with path.open("rb") as file:
         if file.read(len(POINTER)) == POINTER:
-            raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`, or "
-                                  "the model with `hf download`")  # fmt: skip
+            raise CheckpointError(
+                f"{path}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`, or "
+                "the model with `hf download`"
+            )
 
 
 def _headers(path: Path) -> Iterator[tuple[str, str, int]]:
@@ -189,8 +191,10 @@ def _is_readable(dtype: torch.dtype) -> bool:
 
 
 def _unreadable(what: str, dtype: Any) -> str:
-    return (f"{what} is of {dtype}; weights must be float32, bfloat16 or float16: of a quantised checkpoint, load the "
-            "original one")  # fmt: skip
+    return (
+        f"{what} is of {dtype}; weights must be float32, bfloat16 or float16: of a quantised checkpoint, load the "
+        "original one"
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

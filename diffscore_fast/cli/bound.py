@@ -8,17 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from diffscore_fast.bounds import BoundsConfig, LikelihoodBounds, check_lattice, make_generation
+from diffscore_fast.bounds.config import BoundsConfig, check_lattice, make_generation
+from diffscore_fast.bounds.intervals import checked_z, widened_perplexity
+from diffscore_fast.bounds.likelihood import LikelihoodBounds
+from diffscore_fast.bounds.table import BoundsTable
 from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.results import SCORED, BoundsTable, checked_z, widened_perplexity
+from diffscore_fast.status import SCORED
 
 RESAMPLES = 400
-TOTALS = ("num_tokens", "lower", "upper", "stderr_lower", "stderr_upper", "degrees_lower", "degrees_upper",
-          "autoregressive", "distinct_states", "visited_states")  # fmt: skip
+TOTALS = (
+    "num_tokens",
+    "lower",
+    "upper",
+    "stderr_lower",
+    "stderr_upper",
+    "degrees_lower",
+    "degrees_upper",
+    "autoregressive",
+    "distinct_states",
+    "visited_states",
+)
 EXACT_BY_DEFAULT = 8  # largest block size whose lattice costs about as much as sampled orders (255 states a block)
 
 
@@ -32,30 +45,54 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
     if method == "exact":
         check_lattice(options["block_size"], options["force"])
     steps = options["steps"]
-    generation = make_generation("any-order" if steps is None else "parallel", steps,
-                                 parse_numbers("--step-probabilities", options["step_probabilities"]))  # fmt: skip
+    generation = make_generation(
+        "any-order" if steps is None else "parallel",
+        steps,
+        parse_numbers("--step-probabilities", options["step_probabilities"]),
+    )
     config = BoundsConfig(
-        exact=method == "exact", generation=generation, orders=options["orders"],
-        surrogate_orders=options["surrogate_orders"], surrogate=options["surrogate"],
-        cross_fitted=not options["plain"], folds=options["folds"], design=options["order_design"],
-        seed=options["seed"], autoregressive=options["autoregressive"], comparators=options["comparators"],
+        exact=method == "exact",
+        generation=generation,
+        orders=options["orders"],
+        surrogate_orders=options["surrogate_orders"],
+        surrogate=options["surrogate"],
+        cross_fitted=not options["plain"],
+        folds=options["folds"],
+        design=options["order_design"],
+        seed=options["seed"],
+        autoregressive=options["autoregressive"],
+        comparators=options["comparators"],
         forced=options["force"],
-    )  # fmt: skip
+    )
     arguments = model_arguments(options)
     z = checked_z(options["z"])
     added: dict[str, FieldType] = {
-        "lower": "number", "upper": "number", "stderr_lower": "number", "stderr_upper": "number",
-        "interval": "numbers", "tokens": "count", "status": "text", "message": "text",
+        "lower": "number",
+        "upper": "number",
+        "stderr_lower": "number",
+        "stderr_upper": "number",
+        "interval": "numbers",
+        "tokens": "count",
+        "status": "text",
+        "message": "text",
         "exact" if config.exact else "effective_draws": "number",
-    }  # fmt: skip
+    }
     if config.autoregressive:
         added["autoregressive"] = "number"
     if config.comparators and not config.exact:
         added["comparators"] = "named_numbers"
-    run = FileRun(input_path, output_path, {"--text-column": options["text_column"]}, added,
-                  prefix=options["output_prefix"], quiet=options["quiet"],
-                  input_format=options["input_format"], output_format=options["output_format"],
-                  dialect=dialect_options(options), resume=options["resume"])  # fmt: skip
+    run = FileRun(
+        input_path,
+        output_path,
+        {"--text-column": options["text_column"]},
+        added,
+        prefix=options["output_prefix"],
+        quiet=options["quiet"],
+        input_format=options["input_format"],
+        output_format=options["output_format"],
+        dialect=dialect_options(options),
+        resume=options["resume"],
+    )
     totals = _Totals()
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
@@ -66,13 +103,17 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
             totals.add(table, row)
         low, high = (edge[row] for edge in table.interval(z))
         return {
-            "lower": number(table.lower[row]), "upper": number(table.upper[row]),
-            "stderr_lower": number(table.stderr_lower[row]), "stderr_upper": number(table.stderr_upper[row]),
-            "interval": [number(low), number(high)], "tokens": int(table.num_tokens[row]),
-            "exact": number(table.exact[row]), "effective_draws": number(table.effective_draws[row]),
+            "lower": number(table.lower[row]),
+            "upper": number(table.upper[row]),
+            "stderr_lower": number(table.stderr_lower[row]),
+            "stderr_upper": number(table.stderr_upper[row]),
+            "interval": [number(low), number(high)],
+            "tokens": int(table.num_tokens[row]),
+            "exact": number(table.exact[row]),
+            "effective_draws": number(table.effective_draws[row]),
             "autoregressive": number(table.autoregressive[row]),
             "comparators": {name: number(values[row]) for name, values in table.comparators.items()},
-        }  # fmt: skip
+        }
 
     try:
         bounds = LikelihoodBounds(model, block_size=options["block_size"], **arguments)
@@ -121,9 +162,13 @@ class _Totals:
             return f"{np.exp(-value / total):.3f}"
 
         keys = np.array(self._keys)
-        low, high = (f"{widened_perplexity(values, errors, freedom, keys, total, side):.3f}"
-                     for values, errors, freedom, side in ((upper, error_upper, freedom_upper, z),
-                                                           (lower, error_lower, freedom_lower, -z)))  # fmt: skip
+        low, high = (
+            f"{widened_perplexity(values, errors, freedom, keys, total, side):.3f}"
+            for values, errors, freedom, side in (
+                (upper, error_upper, freedom_upper, z),
+                (lower, error_lower, freedom_lower, -z),
+            )
+        )
         lines = [("tokens", f"{int(total):,}")]
         if config.exact:
             lines.append(("perplexity", perplexity(lower.sum())))
@@ -142,7 +187,12 @@ class _Totals:
             lines.append(("autoregressive perplexity", perplexity(autoregressive.sum())))
         lines.append(("states evaluated", f"{int(distinct.sum()):,} of {int(visited.sum()):,}"))
         if self._unreliable:
-            lines.append(("warning", f"in {self._unreliable} texts a block has too few independent draws for an error "
-                          "of its own, or one draw holds most of its weight; more orders, or exact, are "
-                          "needed"))  # fmt: skip
+            lines.append(
+                (
+                    "warning",
+                    f"in {self._unreliable} texts a block has too few independent draws for an error "
+                    "of its own, or one draw holds most of its weight; more orders, or exact, are "
+                    "needed",
+                )
+            )
         return lines

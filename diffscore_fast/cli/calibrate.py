@@ -7,16 +7,17 @@ from typing import Any
 
 from rich.table import Table
 
-from diffscore_fast.arguments import MAX_SAMPLED_ROWS, check_at_most
-from diffscore_fast.calibration import calibrate
+from diffscore_fast.arguments import check_at_most
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
 from diffscore_fast.errors import InputError
-from diffscore_fast.estimators.masks import MaskDesign
 from diffscore_fast.io.files import RowReader, open_reader
-from diffscore_fast.results import InvalidRecord
-from diffscore_fast.scorer import DiffScorer
+from diffscore_fast.options import MAX_SAMPLED_ROWS
+from diffscore_fast.scoring.calibrate import calibrate
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.scorer import DiffScorer
+from diffscore_fast.status import InvalidRecord
 
 
 def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -36,8 +37,9 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
     rows = _sample(reader, columns, options["rows"], options["seed"])
     scorer = DiffScorer(model, **model_arguments(options))
     say_remarks(reader)
-    comparisons = calibrate(scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"],
-                            seed=options["seed"])  # fmt: skip
+    comparisons = calibrate(
+        scorer, *([row[side] for row in rows] for side in (0, 1)), draws=options["draws"], seed=options["seed"]
+    )
     if not comparisons[0].rows:
         raise InputError(f"none of {len(rows)} rows of {input_path} can be scored under both prefix and full")
     table = Table(title=f"prefix - full, nats a token, {comparisons[0].rows} of {len(rows)} rows")

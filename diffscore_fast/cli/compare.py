@@ -10,8 +10,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from diffscore_fast.analysis.compare import Comparison, check_resampling, compare
-from diffscore_fast.analysis.heatmap import printable
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import model_arguments
 from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
@@ -20,10 +18,14 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.record import Record
-from diffscore_fast.results import SCORED, TOO_LONG, InvalidRecord, ScoreTable, Signature
-from diffscore_fast.scorer import DiffScorer
+from diffscore_fast.scoring.compare import Comparison, check_resampling, compare
+from diffscore_fast.scoring.heatmap import printable
+from diffscore_fast.scoring.scorer import DiffScorer
+from diffscore_fast.scoring.table import ScoreTable
+from diffscore_fast.signature import Signature
+from diffscore_fast.status import SCORED, TOO_LONG, InvalidRecord
 
-LONGEST_TEXT = 400  # characters of a candidate that are printed
+MAX_TEXT = 400  # characters of a candidate that are printed
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     result = compare(*sides, resamples=options["resamples"], confidence=options["confidence"], seed=options["seed"])
     result = replace(result, excluded={**pairs.unmatched, **result.excluded})
     if options["as_json"]:
-        about = {**result.to_dict(), "most_different": _most_different(result, pairs, options["differences"]),
-                 "kind": table.kind, "signature": table.signature.to_dict()}  # fmt: skip
+        about = {
+            **result.to_dict(),
+            "most_different": _most_different(result, pairs, options["differences"]),
+            "kind": table.kind,
+            "signature": table.signature.to_dict(),
+        }
         print(json.dumps(about, indent=1, allow_nan=False))
     else:
         _print(result, pairs, table.kind, table.signature, options)
@@ -96,21 +102,26 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     if id_column is not None:
         both, names, unmatched = _joined(paths, both, id_column)
     elif len(both[0]) != len(both[1]):
-        raise InputError(f"{paths[0]} has {len(both[0])} rows, {paths[1]} has {len(both[1])}; join them by a field "
-                         "that both have: --id-column")  # fmt: skip
+        raise InputError(
+            f"{paths[0]} has {len(both[0])} rows, {paths[1]} has {len(both[1])}; join them by a field "
+            "that both have: --id-column"
+        )
     else:
         names = [f"line {record.line}" for record in both[0]]
     a, b = ([_values(record, context, options["candidate_column"]) for record in records] for records in both)
     for one, other, record in zip(a, b, both[0], strict=True):
         read = not any(isinstance(side[0], InvalidRecord) for side in (one, other))
         if context is not None and read and one[0] != other[0]:
-            raise InputError(f"line {record.line} of {paths[0]} and its partner in {paths[1]} differ in "
-                             f"{context[1]!r}; two systems are compared on the same texts")  # fmt: skip
+            raise InputError(
+                f"line {record.line} of {paths[0]} and its partner in {paths[1]} differ in "
+                f"{context[1]!r}; two systems are compared on the same texts"
+            )
     return Pairs(names, a, b, unmatched)
 
 
-def _read(paths: tuple[str, ...], columns: list[tuple[str, str]], context: tuple[str, str] | None,
-          options: dict[str, Any]) -> list[list[Record]]:  # fmt: skip
+def _read(
+    paths: tuple[str, ...], columns: list[tuple[str, str]], context: tuple[str, str] | None, options: dict[str, Any]
+) -> list[list[Record]]:
     """All records of each file; every file has the columns."""
     dialect = dialect_options(options)
     readers = [open_reader(path, options["input_format"], dialect) for path in paths]
@@ -135,8 +146,9 @@ def _values(record: Record, context: tuple[str, str] | None, candidate: str) -> 
     return None if context is None else record.fields.get(context[1]), record.fields.get(candidate)
 
 
-def _joined(paths: tuple[str, ...], both: list[list[Record]],
-            column: str) -> tuple[list[list[Record]], list[str], dict[str, int]]:  # fmt: skip
+def _joined(
+    paths: tuple[str, ...], both: list[list[Record]], column: str
+) -> tuple[list[list[Record]], list[str], dict[str, int]]:
     """Records with equal ids, in the order of the first file. Ids are compared as text."""
     unmatched: dict[str, int] = {}
     by_id: list[dict[str, Record]] = []
@@ -147,8 +159,10 @@ def _joined(paths: tuple[str, ...], both: list[list[Record]],
             if value is None:
                 unmatched[f"{side}: no id"] = unmatched.get(f"{side}: no id", 0) + 1
             elif str(value) in found:
-                raise InputError(f"{path}: lines {found[str(value)].line} and {record.line} have the same {column!r}, "
-                                 f"{value!r}; an id must name one row")  # fmt: skip
+                raise InputError(
+                    f"{path}: lines {found[str(value)].line} and {record.line} have the same {column!r}, "
+                    f"{value!r}; an id must name one row"
+                )
             else:
                 found[str(value)] = record
         by_id.append(found)
@@ -162,9 +176,14 @@ def _joined(paths: tuple[str, ...], both: list[list[Record]],
 def _most_different(result: Comparison, pairs: Pairs, count: int) -> list[dict[str, Any]]:
     rows = [(int(at), int(result.rows[at])) for at in result.most_different(count)]
     return [
-        {"row": pairs.names[row], "difference": float(result.differences[at]), "a": pairs.a[row][1],
-         "b": pairs.b[row][1]} for at, row in rows
-    ]  # fmt: skip
+        {
+            "row": pairs.names[row],
+            "difference": float(result.differences[at]),
+            "a": pairs.a[row][1],
+            "b": pairs.b[row][1],
+        }
+        for at, row in rows
+    ]
 
 
 def _print(result: Comparison, pairs: Pairs, kind: str, signature: Signature, options: dict[str, Any]) -> None:
@@ -185,7 +204,7 @@ def _print(result: Comparison, pairs: Pairs, kind: str, signature: Signature, op
         for name in ("row", "A - B", "A", "B"):
             shown.add_column(name)
         for item in rows:
-            texts = (Text(printable(" ".join(item[side][:LONGEST_TEXT].split()))) for side in "ab")
+            texts = (Text(printable(" ".join(item[side][:MAX_TEXT].split()))) for side in "ab")
             shown.add_row(Text(printable(item["row"])), f"{item['difference']:+.3f}", *texts)
         console.print(shown)
     console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from diffscore_fast.backbones.load import multiplies_bfloat16
+from diffscore_fast.backbones.loader import multiplies_bfloat16
 from diffscore_fast.engine.memory import parse_size
 
 # Measured on one processor with AVX-512 BF16 with `mini`: SummEval and SFRES, root mean square per row.

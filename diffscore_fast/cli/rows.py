@@ -28,7 +28,8 @@ from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.journal import Journal
 from diffscore_fast.io.output import RowWriter, partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
-from diffscore_fast.results import SCORED, TOO_LONG, BoundsSignature, InvalidRecord, Signature
+from diffscore_fast.signature import BoundsSignature, Signature
+from diffscore_fast.status import SCORED, TOO_LONG, InvalidRecord
 from diffscore_fast.text.checks import kind_of
 
 PROGRESS_SECONDS = 30.0
@@ -73,10 +74,21 @@ class FileRun:
         If a file cannot be used, a column is nowhere, or an added field is taken.
     """
 
-    def __init__(self, input_path: str, output_path: str, columns: dict[str, str], added: Mapping[str, FieldType], *,
-                 prefix: str, quiet: bool, input_format: FileFormat | None = None,
-                 output_format: FileFormat | None = None, dialect: DialectOptions = AUTO, resume: bool = False,
-                 progress_seconds: float = PROGRESS_SECONDS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        input_path: str,
+        output_path: str,
+        columns: dict[str, str],
+        added: Mapping[str, FieldType],
+        *,
+        prefix: str,
+        quiet: bool,
+        input_format: FileFormat | None = None,
+        output_format: FileFormat | None = None,
+        dialect: DialectOptions = AUTO,
+        resume: bool = False,
+        progress_seconds: float = PROGRESS_SECONDS,
+    ) -> None:
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
         self.errors = Console(stderr=True)
@@ -113,8 +125,12 @@ class FileRun:
             with suppress(OSError, SystemExit):  # a closed terminal: what stopped the run is not to be hidden
                 self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
-    def process(self, batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
-                fields: Callable[[Record, Any, int], dict[str, Any]], identity: str) -> None:  # fmt: skip
+    def process(
+        self,
+        batches: Callable[[Iterator[Any], Callable[[int], None]], Iterator[Any]],
+        fields: Callable[[Record, Any, int], dict[str, Any]],
+        identity: str,
+    ) -> None:
         """Run all rows.
 
         Parameters
@@ -144,8 +160,13 @@ class FileRun:
                 yield self._values(record)
 
         shown = TextColumn("{task.fields[shown]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
-        with Progress(*shown, TimeRemainingColumn(), console=self.errors, transient=True,
-                      disable=self._quiet or not self.errors.is_terminal) as bar:  # fmt: skip
+        with Progress(
+            *shown,
+            TimeRemainingColumn(),
+            console=self.errors,
+            transient=True,
+            disable=self._quiet or not self.errors.is_terminal,
+        ) as bar:
             task = bar.add_task("", total=self._reader.size, shown="reading")
 
             def advance(tokens: int) -> None:
@@ -215,8 +236,13 @@ class FileRun:
         failed = sum(count for status, count in self.statuses.items() if status not in SCORED)
         return failed - (self.statuses[TOO_LONG] if skip_too_long else 0)
 
-    def finish(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature, kind: str,
-               first: Table | None = None) -> None:  # fmt: skip
+    def finish(
+        self,
+        lines: list[tuple[str, str]],
+        signature: Signature | BoundsSignature,
+        kind: str,
+        first: Table | None = None,
+    ) -> None:
         """Write OUTPUT.signature.json and print the summary: counts, `lines`, time and signature.
 
         Where the rows go to standard output, the summary goes to stderr, and so does the signature even when quiet.
@@ -234,8 +260,9 @@ class FileRun:
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
             drop_unwritten()
 
-    def _print_summary(self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature,
-                       first: Table | None) -> None:  # fmt: skip
+    def _print_summary(
+        self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature, first: Table | None
+    ) -> None:
         console = Console(stderr=self._writer.is_stream)
         if self._quiet:
             if self._writer.is_stream:
@@ -270,8 +297,10 @@ class FileRun:
         """Where the run keeps how far it is; None for an output that cannot be gone on with."""
         leftover = self._writer.leftover
         if resume and not self._writer.can_resume:
-            raise InputError(f"--resume needs an output in JSON Lines, CSV or TSV, in a file, not compressed; "
-                             f"{self._writer.path} is not")  # fmt: skip
+            raise InputError(
+                f"--resume needs an output in JSON Lines, CSV or TSV, in a file, not compressed; "
+                f"{self._writer.path} is not"
+            )
         if leftover is not None and not resume:
             way = "go on with --resume, or move it away" if self._writer.can_resume else "move it away"
             raise InputError(f"rows of a run that was stopped are in {leftover}; {way}")

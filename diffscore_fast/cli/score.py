@@ -14,17 +14,19 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from diffscore_fast.analysis.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, number
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
-from diffscore_fast.estimators.masks import MaskDesign
-from diffscore_fast.estimators.reconstruction import ReconstructionConfig
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.results import SCORED, ScoreTable
-from diffscore_fast.scorer import DiffScorer, ScoreConfig, default_full_draws
+from diffscore_fast.scoring.config import ScoreConfig, default_full_draws
+from diffscore_fast.scoring.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.reconstruction import ReconstructionConfig
+from diffscore_fast.scoring.scorer import DiffScorer
+from diffscore_fast.scoring.table import ScoreTable
+from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
 
 TO_TERMINAL = "-"
@@ -50,10 +52,18 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     heatmap = _HeatMap(options, config, taken)
     if options["profile_run"]:
         check_extra_output("profile", options["profile_run"], (*taken, options["heatmap"] or ""))
-    run = FileRun(input_path, output_path, columns, _added_fields(options, config), prefix=options["output_prefix"],
-                  quiet=options["quiet"], input_format=options["input_format"],
-                  output_format=options["output_format"], dialect=dialect_options(options),
-                  resume=options["resume"])  # fmt: skip
+    run = FileRun(
+        input_path,
+        output_path,
+        columns,
+        _added_fields(options, config),
+        prefix=options["output_prefix"],
+        quiet=options["quiet"],
+        input_format=options["input_format"],
+        output_format=options["output_format"],
+        dialect=dialect_options(options),
+        resume=options["resume"],
+    )
     if run.rows_before and (options["heatmap"] or options["show"]):
         run.abandon()
         raise InputError("--heatmap and --show are of the first rows, which an earlier run has done; leave them out")
@@ -77,8 +87,10 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
         if shown.row_count < options["show"]:
             text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))[:400]
             score, stderr = table.scores[row], table.stderr[row]
-            shown.add_row(Text(printable(" ".join(text.split()))), *("" if math.isnan(item) else f"{item:.3f}"
-                                                               for item in (score, stderr)))  # fmt: skip
+            shown.add_row(
+                Text(printable(" ".join(text.split()))),
+                *("" if math.isnan(item) else f"{item:.3f}" for item in (score, stderr)),
+            )
         return {
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
@@ -104,8 +116,11 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     lines = []
     if scores:
         values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
-        lines = [("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
-                 ("median score", f"{np.median(values):.4f}"), ("tokens scored", f"{tokens:,}")]  # fmt: skip
+        lines = [
+            ("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
+            ("median score", f"{np.median(values):.4f}"),
+            ("tokens scored", f"{tokens:,}"),
+        ]
     signature = scorer.signature(config)
     lines += faster_type(options, signature.dtype)
     # Files first: the summary may meet a closed pipe.
@@ -177,9 +192,13 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
 def make_config(options: dict[str, Any]) -> ScoreConfig:
     """The configuration that the options of `score` spell."""
     design = MaskDesign(
-        options["draws"], ratios=options["mask_ratios"], masking=options["masking"], levels=options["levels"],
-        replicates=options["replicates"], coupling=options["coupling"],
-    )  # fmt: skip
+        options["draws"],
+        ratios=options["mask_ratios"],
+        masking=options["masking"],
+        levels=options["levels"],
+        replicates=options["replicates"],
+        coupling=options["coupling"],
+    )
     weights = parse_numbers("--level-weights", options["level_weights"])
     attention = options["attention"] or "prefix"
     reconstruction = ReconstructionConfig(
@@ -191,12 +210,18 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
     )
     return ScoreConfig(
-        direction=options["direction"], reconstruction=reconstruction, alpha=options["alpha"], seed=options["seed"],
-        attention=attention, overlength=options["overlength"],
-        token_scores=options["tokens"] or options["heatmap"] is not None, template=find_template(options["template"]),
+        direction=options["direction"],
+        reconstruction=reconstruction,
+        alpha=options["alpha"],
+        seed=options["seed"],
+        attention=attention,
+        overlength=options["overlength"],
+        token_scores=options["tokens"] or options["heatmap"] is not None,
+        template=find_template(options["template"]),
         aggregate=None if options["references_column"] is None else options["aggregate"],
-        mask_words=options["mask_words"], tagger=options["tagger"],
-    )  # fmt: skip
+        mask_words=options["mask_words"],
+        tagger=options["tagger"],
+    )
 
 
 def _parse_full_draws(text: str | None) -> int | Literal["auto"] | None:
@@ -220,8 +245,13 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
 
 def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, FieldType]:
     fields: dict[str, FieldType] = {
-        "score": "number", "stderr": "number", "tokens": "count", "draws": "count", "status": "text", "message": "text",
-    }  # fmt: skip
+        "score": "number",
+        "stderr": "number",
+        "tokens": "count",
+        "draws": "count",
+        "status": "text",
+        "message": "text",
+    }
     if config.attention == "corrected":
         fields["full_draws"] = "count"
     if config.overlength == "truncate-source":

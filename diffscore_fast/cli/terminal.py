@@ -14,8 +14,11 @@ import click
 
 EXIT_UNUSABLE = 2
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE
-_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your quota of disk space is used up",
-         errno.EFBIG: "the file would be larger than the system allows"}  # fmt: skip
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your quota of disk space is used up",
+    errno.EFBIG: "the file would be larger than the system allows",
+}
 
 
 class Command(click.Group):

@@ -10,7 +10,7 @@ import numpy as np
 from diffscore_fast.arguments import checked_column
 from diffscore_fast.compat.rows import default_device, scores_or_nan
 from diffscore_fast.errors import InputError
-from diffscore_fast.scorer import DiffScorer
+from diffscore_fast.scoring.scorer import DiffScorer
 
 
 class BARTScorer:
@@ -43,8 +43,9 @@ class BARTScorer:
     (1, True)
     """
 
-    def __init__(self, device: str | None = None, max_length: int = 1024, checkpoint: str = "mini",
-                 **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self, device: str | None = None, max_length: int = 1024, checkpoint: str = "mini", **options: Any
+    ) -> None:
         self.device = device or default_device()
         self.max_length = max_length
         self._options = options
@@ -67,8 +68,13 @@ class BARTScorer:
         """
         return scores_or_nan(self._scorer, srcs, tgts, self.max_length, **self._options).tolist()
 
-    def multi_ref_score(self, srcs: Sequence[str], tgts: Sequence[Sequence[str]],
-                        agg: Literal["mean", "max"] = "mean", batch_size: int = 4) -> list[float]:  # fmt: skip
+    def multi_ref_score(
+        self,
+        srcs: Sequence[str],
+        tgts: Sequence[Sequence[str]],
+        agg: Literal["mean", "max"] = "mean",
+        batch_size: int = 4,
+    ) -> list[float]:
         """Score each source against several targets.
 
         Parameters

@@ -11,19 +11,30 @@ from torch import Tensor
 from diffscore_fast.arguments import checked_column
 from diffscore_fast.compat.rows import default_device, scores_or_nan
 from diffscore_fast.errors import InputError
-from diffscore_fast.references import listed
-from diffscore_fast.scorer import DiffScorer
+from diffscore_fast.scoring.references import listed
+from diffscore_fast.scoring.scorer import DiffScorer
 
 Scores = tuple[Tensor, Tensor, Tensor]
 
 
 def score(
-    cands: Sequence[str], refs: Sequence[str] | Sequence[Sequence[str]], model_type: str | None = None,
-    num_layers: None = None, verbose: bool = False, idf: bool = False, device: str | None = None,
-    batch_size: int = 64, nthreads: int = 4, all_layers: bool = False, lang: str | None = None,
-    return_hash: bool = False, rescale_with_baseline: bool = False, baseline_path: None = None,
-    use_fast_tokenizer: bool = False, **options: Any,
-) -> Scores | tuple[Scores, str]:  # fmt: skip
+    cands: Sequence[str],
+    refs: Sequence[str] | Sequence[Sequence[str]],
+    model_type: str | None = None,
+    num_layers: None = None,
+    verbose: bool = False,
+    idf: bool = False,
+    device: str | None = None,
+    batch_size: int = 64,
+    nthreads: int = 4,
+    all_layers: bool = False,
+    lang: str | None = None,
+    return_hash: bool = False,
+    rescale_with_baseline: bool = False,
+    baseline_path: None = None,
+    use_fast_tokenizer: bool = False,
+    **options: Any,
+) -> Scores | tuple[Scores, str]:
     """Precision, recall and their mean as log-probabilities.
 
     P = S(candidate given reference): is what the candidate says in the reference? R = S(reference given candidate):
@@ -65,8 +76,13 @@ def score(
     >>> bool((precision < 0) & (recall < 0))
     True
     """
-    foreign = {"num_layers": num_layers, "idf": idf, "all_layers": all_layers,
-               "rescale_with_baseline": rescale_with_baseline, "baseline_path": baseline_path}  # fmt: skip
+    foreign = {
+        "num_layers": num_layers,
+        "idf": idf,
+        "all_layers": all_layers,
+        "rescale_with_baseline": rescale_with_baseline,
+        "baseline_path": baseline_path,
+    }
     for name, value in foreign.items():
         if value:
             raise InputError(f"{name} has no counterpart here: scores are log-probabilities, not cosine similarities")
@@ -82,8 +98,10 @@ def score(
     precision = torch.from_numpy(scores_or_nan(scorer, flat, repeated, direction="conditional", **options))
     recall = torch.from_numpy(scores_or_nan(scorer, flat, repeated, direction="reverse", **options))
     columns = torch.stack([precision, recall, (precision + recall) / 2])
-    best = [part.amax(1) if part.shape[1] else columns.new_full((3,), torch.nan)
-            for part in columns.split([len(group) for group in groups], dim=1)]  # fmt: skip
+    best = [
+        part.amax(1) if part.shape[1] else columns.new_full((3,), torch.nan)
+        for part in columns.split([len(group) for group in groups], dim=1)
+    ]
     table = torch.stack(best, dim=1).float() if best else columns.float()
     found = table[0], table[1], table[2]
     if not return_hash:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffscore_fast.results import SCORED
-from diffscore_fast.scorer import DiffScorer
+from diffscore_fast.scoring.scorer import DiffScorer
+from diffscore_fast.status import SCORED
 
 
-def scores_or_nan(scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[str], max_length: int | None = None,
-                  **options: Any) -> np.ndarray:  # fmt: skip
+def scores_or_nan(
+    scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[str], max_length: int | None = None, **options: Any
+) -> np.ndarray:
     """Scores float64 [n]; NaN where a row has none, and one warning that counts the reasons.
 
     A row with a text of more than `max_length` tokens, in any role, has none: nothing is cut.
@@ -30,8 +31,9 @@ def scores_or_nan(scorer: DiffScorer, sources: Sequence[str], candidates: Sequen
             reasons[f"longer than max_length={max_length}"] = int(long.sum())
     if reasons:
         counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        warnings.warn(f"{sum(reasons.values())} of {len(scores)} rows have no score and are NaN: {counted}",
-                      stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"{sum(reasons.values())} of {len(scores)} rows have no score and are NaN: {counted}", stacklevel=3
+        )
     return scores
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from diffscore_fast.backbones.network import Network
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError
 
 TOLERANCE = 1e-4  # nats a masked token, float32: rounding of sums in another order, with room
@@ -19,7 +20,7 @@ CONTEXT_SIZES, TARGET_SIZES = (9, 4, 1), (5, 2, 8, 1, 3, 7, 1, 4, 6, 2, 8, 5)
 WATCHED = (0, 1, 2, 3)
 
 
-def check_packing(runner: Runner, attention: Attention) -> None:
+def check_packing(runner: Runner, attention: AttentionPattern) -> None:
     """Score four short sequences of unequal lengths together, alone, and with others, under one attention pattern.
 
     This package's own networks on a CPU must give the same bits each time, in every type; the number of rows then runs

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from diffscore_fast.backbones.spec import Backbone, WholeBackbone
+from diffscore_fast.backbones.spec import Backbone, OpaqueBackbone
 from diffscore_fast.errors import InputError
 
 DEFAULT_TOKEN_BUDGET = 4096
 DEFAULT_CACHE_BYTES = 512 << 20
 DEFAULT_PLAN_TOKENS = 1 << 18
-LEAST_MEMORY = 64 << 20
+MIN_MEMORY = 64 << 20
 # Hidden states of a pack's token that live at once, in hidden sizes: residual, queries, keys, values, attended, and
 # twice a feed-forward of four hidden sizes, with room for copies.
 ACTIVATIONS = 24
@@ -20,7 +20,7 @@ PLAN_BYTES = 256
 # A GPU wants larger packs: launches cost as much for few tokens as for many. Reasoned, not measured. On a CPU, products
 # beyond the default size are no faster.
 DEVICE_TOKEN_BUDGET = 1 << 14
-LARGEST_PACK = 1 << 16
+MAX_PACK = 1 << 16
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -43,7 +43,7 @@ class MemoryPlan:
     plan_tokens: int = DEFAULT_PLAN_TOKENS
 
 
-def divide_memory(budget: int | None, backbone: Backbone | WholeBackbone) -> MemoryPlan:
+def divide_memory(budget: int | None, backbone: Backbone | OpaqueBackbone) -> MemoryPlan:
     """Half of the budget for prefixes, a quarter for a pack's hidden states, a quarter for rows and their windows.
 
     Parameters
@@ -59,15 +59,15 @@ def divide_memory(budget: int | None, backbone: Backbone | WholeBackbone) -> Mem
     on_cpu = backbone.device.type == "cpu"
     if budget is None:
         return MemoryPlan(DEFAULT_TOKEN_BUDGET if on_cpu else DEVICE_TOKEN_BUDGET)
-    if budget < LEAST_MEMORY:
-        raise InputError(f"memory of {budget} bytes is too little; give at least {LEAST_MEMORY >> 20}M")
+    if budget < MIN_MEMORY:
+        raise InputError(f"memory of {budget} bytes is too little; give at least {MIN_MEMORY >> 20}M")
     spec = backbone.spec
     token_bytes = ACTIVATIONS * spec.hidden_size * backbone.dtype.itemsize
     pack = budget // 4 // token_bytes
     if pack < 1:
         raise InputError(f"memory of {budget} bytes is too little for {spec.name!r}; give at least {4 * token_bytes}")
     return MemoryPlan(
-        min(pack, DEFAULT_TOKEN_BUDGET if on_cpu else LARGEST_PACK),
+        min(pack, DEFAULT_TOKEN_BUDGET if on_cpu else MAX_PACK),
         budget // 2,
         min(budget // 4 // PLAN_BYTES, DEFAULT_PLAN_TOKENS),
     )

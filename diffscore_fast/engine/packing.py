@@ -25,8 +25,9 @@ def distinct_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     return first[order], rank[inverse.ravel()]
 
 
-def pack_windows(prefix: np.ndarray, lengths: np.ndarray, prefix_lengths: np.ndarray, token_budget: int,
-                 cache_rows: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:  # fmt: skip
+def pack_windows(
+    prefix: np.ndarray, lengths: np.ndarray, prefix_lengths: np.ndarray, token_budget: int, cache_rows: int
+) -> list[tuple[np.ndarray, list[np.ndarray]]]:
     """Group windows into waves whose prefixes fit the cache together, and each wave into packs of a token budget.
 
     Parameters

@@ -13,7 +13,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-NUMBERS_AT_ONCE = 1 << 16  # ten rounds keep about 150 bytes a number
+NUMBERS_CHUNK = 1 << 16  # ten rounds keep about 150 bytes a number
 
 
 def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -40,8 +40,8 @@ def uniforms(keys: np.ndarray, draws: np.ndarray, tokens: np.ndarray, stream: in
         Separates uses that must not share numbers.
     """
     numbers = np.empty(len(keys))
-    for start in range(0, len(keys), NUMBERS_AT_ONCE):
-        chosen = slice(start, start + NUMBERS_AT_ONCE)
+    for start in range(0, len(keys), NUMBERS_CHUNK):
+        chosen = slice(start, start + NUMBERS_CHUNK)
         counters = np.zeros((len(keys[chosen]), 4), dtype=np.uint32)
         counters[:, 0], counters[:, 1], counters[:, 2] = tokens[chosen], draws[chosen], stream
         halves = np.stack([keys[chosen] & _LOW, keys[chosen] >> _HALF], axis=1).astype(np.uint32)

@@ -7,49 +7,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffscore_fast import ops
-from diffscore_fast.backbones.spec import Backbone, WholeBackbone
+from diffscore_fast.backbones.spec import Backbone, OpaqueBackbone
 from diffscore_fast.engine.cache import PrefixCache
 from diffscore_fast.engine.memory import DEFAULT_CACHE_BYTES, DEFAULT_PLAN_TOKENS, DEFAULT_TOKEN_BUDGET
 from diffscore_fast.engine.packing import distinct_windows, pack_windows
+from diffscore_fast.engine.plan import AttentionPattern, Estimator, MaskPlan, Observation, Result, Sequences
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids, take_segments
-from diffscore_fast.engine.windows import Attention, MaskPlan, Prefixes, Sequences, Windows, compose, cut_plan
+from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
 from diffscore_fast.ops.transfer import Arriving, to_device
 
-Result = TypeVar("Result", covariant=True)
 NO_ROOM_FOR_PLANS = (
     "the host has no room to lay out windows or to collect their values; state less with memory= (--memory), or pass "
     "fewer rows at once"
 )
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One round of an estimator: its plan, and the log-probability of every wanted token in the plan's order."""
-
-    plan: MaskPlan
-    log_probs: np.ndarray  # float32 [number of wanted tokens]
-
-
-class Estimator(Protocol, Generic[Result]):
-    """A plan in front of the model and a reduction behind it. It knows no model and no tokenizer."""
-
-    def plan(self, observed: list[Observation]) -> MaskPlan | None:
-        """The next round's plan, given the rounds so far; None when there is nothing more to evaluate."""
-        ...
-
-    def reduce(self, observed: list[Observation]) -> Result:
-        """What the rounds amount to."""
-        ...
 
 
 class Runner:
@@ -71,13 +50,19 @@ class Runner:
         "auto", or a name: operations that have it run by it, the others by "auto".
     """
 
-    def __init__(self, backbone: Backbone | WholeBackbone, *, token_budget: int = DEFAULT_TOKEN_BUDGET,
-                 cache_bytes: int = DEFAULT_CACHE_BYTES, plan_tokens: int = DEFAULT_PLAN_TOKENS,
-                 implementation: str = ops.AUTO) -> None:  # fmt: skip
+    def __init__(
+        self,
+        backbone: Backbone | OpaqueBackbone,
+        *,
+        token_budget: int = DEFAULT_TOKEN_BUDGET,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        plan_tokens: int = DEFAULT_PLAN_TOKENS,
+        implementation: str = ops.AUTO,
+    ) -> None:
         self.backbone = backbone
         self.token_budget = token_budget
         self.plan_tokens = plan_tokens
-        attends = () if isinstance(backbone, WholeBackbone) else (ops.PREFIX_ATTENTION,)
+        attends = () if isinstance(backbone, OpaqueBackbone) else (ops.PREFIX_ATTENTION,)
         self._used = (ops.MASKED_LOGPROB, *attends)
         self._wanted = ops.wanted_by_operation(self._used, implementation)
         self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
@@ -91,8 +76,13 @@ class Runner:
         device = self.backbone.device
         return {item.name: item.resolve(device, self._wanted[item.name]).name for item in self._used}
 
-    def evaluate(self, estimator: Estimator[Result], sequences: Sequences, attention: Attention,
-                 progress: Callable[[int], None] | None = None) -> Result:  # fmt: skip
+    def evaluate(
+        self,
+        estimator: Estimator[Result],
+        sequences: Sequences,
+        attention: AttentionPattern,
+        progress: Callable[[int], None] | None = None,
+    ) -> Result:
         """Run an estimator's rounds and reduce them. `progress` is told of window tokens as they are done."""
         observed: list[Observation] = []
         while (plan := _planned(estimator, observed)) is not None:
@@ -105,17 +95,25 @@ class Runner:
         with stage("reduce"), memory_named(NO_ROOM_FOR_PLANS):
             return estimator.reduce(observed)
 
-    def run(self, prefixes: Prefixes, windows: Windows, attention: Attention,
-            progress: Callable[[int], None] | None = None) -> np.ndarray:  # fmt: skip
+    def run(
+        self,
+        prefixes: Prefixes,
+        windows: Windows,
+        attention: AttentionPattern,
+        progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
         """Log-probability float32 [M] of every target of the windows. Equal windows are evaluated once."""
         with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
             first, representative = distinct_windows(windows)
             wanted_counts = np.diff(windows.wanted_offsets)
             asked = first[wanted_counts[first] > 0]
             waves = pack_windows(
-                windows.prefix[asked], windows.lengths[asked], prefixes.lengths, self.token_budget,
+                windows.prefix[asked],
+                windows.lengths[asked],
+                prefixes.lengths,
+                self.token_budget,
                 self._cache.capacity_rows,
-            )  # fmt: skip
+            )
         results = _Results(np.zeros(len(windows.wanted), dtype=np.float32), progress)
 
         def log_probs(starts: np.ndarray, pack: np.ndarray) -> None:
@@ -134,14 +132,17 @@ class Runner:
         with stage("reduce"):
             return results.out[take_segments(windows.wanted_offsets, first[representative])]
 
-    def sample(self, prefixes: Prefixes, windows: Windows, attention: Attention, numbers: np.ndarray) -> np.ndarray:
+    def sample(
+        self, prefixes: Prefixes, windows: Windows, attention: AttentionPattern, numbers: np.ndarray
+    ) -> np.ndarray:
         """A token int32 [M] for every wanted row, from the model's distribution by the uniform numbers float64 [M].
 
         Targets are not read, and no two windows are taken for one: each has numbers of its own.
         """
         results = _Results(np.zeros(len(windows.wanted), dtype=np.int32))
-        waves = pack_windows(windows.prefix, windows.lengths, prefixes.lengths, self.token_budget,
-                             self._cache.capacity_rows)  # fmt: skip
+        waves = pack_windows(
+            windows.prefix, windows.lengths, prefixes.lengths, self.token_budget, self._cache.capacity_rows
+        )
 
         def tokens(starts: np.ndarray, chosen: np.ndarray) -> None:
             picked = take_segments(windows.wanted_offsets, chosen)
@@ -153,9 +154,15 @@ class Runner:
         self._evaluate(prefixes, windows.lengths, waves, attention, tokens, results)
         return results.out
 
-    def _evaluate(self, prefixes: Prefixes, lengths: np.ndarray, waves: list[tuple[np.ndarray, list[np.ndarray]]],
-                  attention: Attention, evaluate: Callable[[np.ndarray, np.ndarray], None],
-                  results: _Results) -> None:  # fmt: skip
+    def _evaluate(
+        self,
+        prefixes: Prefixes,
+        lengths: np.ndarray,
+        waves: list[tuple[np.ndarray, list[np.ndarray]]],
+        attention: AttentionPattern,
+        evaluate: Callable[[np.ndarray, np.ndarray], None],
+        results: _Results,
+    ) -> None:
         """Fill the cache for each wave, give its packs to `evaluate(starts, pack)`, which adds to the results, and
         collect these; alone with the cache."""
         used, starts, turn = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
@@ -186,8 +193,13 @@ class Runner:
                 self._cache.forget()  # reserved rows may not have been written
                 raise
 
-    def _in_halves(self, packs: list[np.ndarray], lengths: np.ndarray, evaluate: Callable[[np.ndarray], None],
-                   evaluated: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+    def _in_halves(
+        self,
+        packs: list[np.ndarray],
+        lengths: np.ndarray,
+        evaluate: Callable[[np.ndarray], None],
+        evaluated: Callable[[], None] = lambda: None,
+    ) -> None:
         """Evaluate packs (indices into `lengths`) in order. One that a device has no room for is halved, and from
         then on all packs of its size are. `evaluated` is called after each; what it raises is not the pack's."""
         waiting = packs[::-1]
@@ -230,7 +242,7 @@ class Runner:
             self._turns += 1
             yield
 
-    def _fill_cache(self, prefixes: Prefixes, used: np.ndarray, attention: Attention) -> np.ndarray:
+    def _fill_cache(self, prefixes: Prefixes, used: np.ndarray, attention: AttentionPattern) -> np.ndarray:
         """Compute the prefixes that are not cached; int64 [P + 1] arena row of each, by prefix index (last: none)."""
         starts = np.zeros(len(prefixes.keys) + 1, dtype=np.int64)
         if not len(used):
@@ -251,13 +263,15 @@ class Runner:
             layout = ops.AttentionLayout(offsets, offsets, nothing, nothing, block=block)
             self._forward(hidden, positions, layout, self._to_device(rows), None)
 
-        for _, packs in pack_windows(np.zeros(len(missing), np.int64), lengths[missing], np.zeros(1, np.int64),
-                                     self.token_budget, 1):  # fmt: skip
+        for _, packs in pack_windows(
+            np.zeros(len(missing), np.int64), lengths[missing], np.zeros(1, np.int64), self.token_budget, 1
+        ):
             self._in_halves(packs, lengths[missing], store)
         return starts
 
-    def _wanted_rows(self, windows: Windows, chosen: np.ndarray, picked: np.ndarray, starts: np.ndarray,
-                     attention: Attention) -> Tensor:  # fmt: skip
+    def _wanted_rows(
+        self, windows: Windows, chosen: np.ndarray, picked: np.ndarray, starts: np.ndarray, attention: AttentionPattern
+    ) -> Tensor:
         """Hidden states of the wanted rows `picked` of the windows `chosen` after the last layer."""
         pattern = self.backbone.spec.pattern(attention.name, attention.block_size)
         lengths = windows.lengths[chosen]
@@ -271,7 +285,7 @@ class Runner:
         counts = np.diff(windows.wanted_offsets)[chosen]
         wanted_places = windows.wanted[picked] - np.repeat(windows.offsets[:-1][chosen], counts)
         wanted = self._to_device(np.repeat(offsets[:-1], counts) + wanted_places)
-        if isinstance(self.backbone, WholeBackbone):
+        if isinstance(self.backbone, OpaqueBackbone):
             ids = self._to_device(tokens.astype(np.int64))
             return self.backbone.window_states(ids, self._types(types, ids), offsets, wanted)
         hidden, positions = self._embed(tokens, windows.first_position[chosen][of_window] + places, types)
@@ -283,22 +297,33 @@ class Runner:
 
     def _transformed(self, rows: Tensor) -> Tensor:
         """Wanted rows past the head transform; a network that runs whole has done that."""
-        return rows if isinstance(self.backbone, WholeBackbone) else self.backbone.head_transform(rows)
+        return rows if isinstance(self.backbone, OpaqueBackbone) else self.backbone.head_transform(rows)
 
     def _vocabulary(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return rows, self.backbone.vocabulary_weight, self.backbone.vocabulary_bias
 
     def _vocabulary_options(self) -> dict[str, Any]:
         spec = self.backbone.spec
-        return {"excluded_ids": spec.excluded_ids, "vocab_size": spec.vocab_size, "logit_scale": spec.logit_scale,
-                "soft_cap": spec.soft_cap, "implementation": self._wanted["masked_logprob"]}  # fmt: skip
+        return {
+            "excluded_ids": spec.excluded_ids,
+            "vocab_size": spec.vocab_size,
+            "logit_scale": spec.logit_scale,
+            "soft_cap": spec.soft_cap,
+            "implementation": self._wanted["masked_logprob"],
+        }
 
-    def _forward(self, hidden: Tensor, positions: Tensor, layout: ops.AttentionLayout, store: Tensor | None,
-                 wanted: tuple[Tensor, ops.AttentionLayout] | None) -> Tensor:  # fmt: skip
+    def _forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        layout: ops.AttentionLayout,
+        store: Tensor | None,
+        wanted: tuple[Tensor, ops.AttentionLayout] | None,
+    ) -> Tensor:
         """All layers. With `store`, keys and values go to those cache rows, and the last layer makes nothing else;
         with `wanted`, only those rows pass the last layer beyond its keys and values."""
         backbone, last = self.backbone, self.backbone.spec.num_layers - 1
-        assert not isinstance(backbone, WholeBackbone)
+        assert not isinstance(backbone, OpaqueBackbone)
         for layer in range(last + 1):
             if store is not None and layer == last:
                 key, value = backbone.keys_values(layer, hidden, positions)
@@ -314,8 +339,9 @@ class Runner:
                 self._store(layer, store, key, value)
             prefix_key, prefix_value = self._cached(layer, key)
             with stage("attention"):
-                attended = ops.prefix_attention(query, key, value, prefix_key, prefix_value, layout,
-                                                implementation=self._wanted["prefix_attention"])  # fmt: skip
+                attended = ops.prefix_attention(
+                    query, key, value, prefix_key, prefix_value, layout, implementation=self._wanted["prefix_attention"]
+                )
             hidden = backbone.attention_outputs(layer, hidden, attended)
         return hidden
 
@@ -329,7 +355,7 @@ class Runner:
         return self._cache.layer(layer)
 
     def _embed(self, tokens: np.ndarray, places: np.ndarray, types: int | np.ndarray) -> tuple[Tensor, Tensor]:
-        assert not isinstance(self.backbone, WholeBackbone)
+        assert not isinstance(self.backbone, OpaqueBackbone)
         positions = self._to_device(places.astype(np.int64))
         ids = self._to_device(tokens.astype(np.int64))
         return self.backbone.embed(ids, positions, self._types(types, ids)), positions

@@ -9,69 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, runs_within, segment_ids
-
-
-@dataclass(frozen=True)
-class Attention:
-    """An attention pattern by name, with its block size where it has one."""
-
-    name: str
-    block_size: int = 0
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """What is scored: S targets, each after one of C contexts. Flat tokens with offsets.
-
-    Parameters
-    ----------
-    context_tokens : int32, context_offsets : int64 [C + 1]
-        Visible tokens before a target, without the start token.
-    context_of : int64 [S]
-        The context of each sequence.
-    target_tokens : int32, target_offsets : int64 [S + 1]
-        The tokens that plans mask.
-    """
-
-    context_tokens: np.ndarray
-    context_offsets: np.ndarray
-    context_of: np.ndarray
-    target_tokens: np.ndarray
-    target_offsets: np.ndarray
-
-    @staticmethod
-    def build(contexts: list[np.ndarray], context_of: np.ndarray, targets: list[np.ndarray]) -> Sequences:
-        """From one token array a context and a target."""
-        return Sequences(*concatenate(contexts), np.asarray(context_of, dtype=np.int64), *concatenate(targets))
-
-    @property
-    def target_lengths(self) -> np.ndarray:
-        return np.diff(self.target_offsets)
-
-
-@dataclass(frozen=True)
-class MaskPlan:
-    """Which tokens are read masked: n spans of targets, each under one mask.
-
-    Parameters
-    ----------
-    sequence, start, stop : int64 [n]
-        Span [start, stop) of the target of that sequence.
-    masked : bool [sum of stop - start]
-        The spans' tokens laid end to end; True is masked.
-    wanted : bool [sum of stop - start], optional
-        The masked tokens whose log-probability is asked for; all of them if not given.
-    attention : Attention, optional
-        The pattern to read them under, where it is not that of the run.
-    """
-
-    sequence: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    masked: np.ndarray
-    wanted: np.ndarray | None = None
-    attention: Attention | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +67,7 @@ class Windows:
         return np.diff(self.offsets)
 
 
-def cut_plan(attention: Attention, sequences: Sequences, plan: MaskPlan, most: int) -> Iterator[MaskPlan]:
+def cut_plan(attention: AttentionPattern, sequences: Sequences, plan: MaskPlan, most: int) -> Iterator[MaskPlan]:
     """Consecutive parts of a plan whose windows have about `most` tokens; a longer window is a part of its own."""
     sizes = plan.stop - plan.start
     lengths = sizes
@@ -145,7 +84,9 @@ def cut_plan(attention: Attention, sequences: Sequences, plan: MaskPlan, most: i
         yield MaskPlan(sequence, start, stop, plan.masked[tokens], wanted, plan.attention)
 
 
-def compose(spec: BackboneSpec, attention: Attention, sequences: Sequences, plan: MaskPlan) -> tuple[Prefixes, Windows]:
+def compose(
+    spec: BackboneSpec, attention: AttentionPattern, sequences: Sequences, plan: MaskPlan
+) -> tuple[Prefixes, Windows]:
     """Lay a plan out for one model and attention pattern.
 
     Every sequence is one line of places: start token, context, separator, target, end (separator and end where the
@@ -231,9 +172,13 @@ def _lines(spec: BackboneSpec, pattern: PatternSpec, sequences: Sequences) -> tu
 
 
 def _prefixes(
-    attention: Attention, sequences: Sequences, sequence: np.ndarray, first: np.ndarray,
-    lines: np.ndarray, line_offsets: np.ndarray,
-) -> tuple[Prefixes, np.ndarray]:  # fmt: skip
+    attention: AttentionPattern,
+    sequences: Sequences,
+    sequence: np.ndarray,
+    first: np.ndarray,
+    lines: np.ndarray,
+    line_offsets: np.ndarray,
+) -> tuple[Prefixes, np.ndarray]:
     """One cached sequence a context (`prefix`) or a text (`block`, nested prefixes), equal contents merged."""
     # With `prefix` all windows of a context see all of it; with `block` the longest view holds the others.
     owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence

@@ -21,7 +21,7 @@ from diffscore_fast.io.output import ColumnWriter
 from diffscore_fast.io.record import FieldType, FileFormat, Record, value_text
 
 # A row of many lines is one that has line ends inside quotes. Beyond this a quote that was never closed is likelier.
-LONGEST_QUOTED = 16 << 20
+MAX_QUOTED = 16 << 20
 # Excel's first line, which names the delimiter.
 _SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE | re.DOTALL)
 
@@ -123,8 +123,10 @@ class DelimitedReader:
         if not may_delimit(delimiter):
             raise InputError(f"the first line of {self.path} names {delimiter!r} as the delimiter, which cannot be one")
         if given not in (None, delimiter):
-            raise InputError(f"the first line of {self.path} names {delimiter!r} as the delimiter, --delimiter says "
-                             f"{given!r}; leave out the option, or that line")  # fmt: skip
+            raise InputError(
+                f"the first line of {self.path} names {delimiter!r} as the delimiter, --delimiter says "
+                f"{given!r}; leave out the option, or that line"
+            )
         self._next_line += 1
         return first, replace(dialect, delimiter=delimiter)
 
@@ -142,8 +144,9 @@ class DelimitedReader:
         if self._lines.not_text:
             raise InputError(f"the header line of {self.path} is not UTF-8: {self._lines.not_text}; convert the file")
         if not self.dialect.quoted and b"\r" in self._without_end(self._lines.taken[0]):
-            raise InputError(f"{self.path} has no usable header line: a carriage return stands in it; convert its "
-                             "line ends")  # fmt: skip
+            raise InputError(
+                f"{self.path} has no usable header line: a carriage return stands in it; convert its line ends"
+            )
         self._next_line += len(self._lines.taken)
         raw = b"".join(self._lines.taken)
         columns = list(names)
@@ -233,8 +236,15 @@ class DelimitedWriter(ColumnWriter):
         Preamble and header line of an input of the same format, which is of the same dialect then.
     """
 
-    def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType], file_format: FileFormat,
-                 dialect: Dialect, beginning: bytes | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        path: str,
+        columns: list[str],
+        added: Mapping[str, FieldType],
+        file_format: FileFormat,
+        dialect: Dialect,
+        beginning: bytes | None,
+    ) -> None:
         super().__init__(path, columns, added)
         self.format, self.dialect = file_format, dialect
         self.escaped_rows = 0
@@ -251,8 +261,10 @@ class DelimitedWriter(ColumnWriter):
         if record.fields is not None and not self._keeps(record) and self.dialect.quoting == "none":
             unfit = [name for name, value in record.text_fields().items() if not self.dialect.holds(value)]
             if unfit:
-                problem = (f"line {record.line} has a delimiter or line end in the field {unfit[0]!r}, which needs "
-                           "--quoting escaped or rfc4180")  # fmt: skip
+                problem = (
+                    f"line {record.line} has a delimiter or line end in the field {unfit[0]!r}, which needs "
+                    "--quoting escaped or rfc4180"
+                )
                 record = replace(record, fields=None, problem=problem)
         return super().accept(record)
 
@@ -309,7 +321,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        if len(self.taken) > 1 and self._size > LONGEST_QUOTED:
+        if len(self.taken) > 1 and self._size > MAX_QUOTED:
             raise StopIteration  # to the csv reader, the end of the data inside quotes
         line = self._waiting.popleft() if self._waiting else self._read()
         if not line:

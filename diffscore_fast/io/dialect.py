@@ -99,8 +99,10 @@ class DialectOptions:
         if self.delimiter == "\\t":
             object.__setattr__(self, "delimiter", "\t")
         if self.delimiter is not None and not may_delimit(self.delimiter):
-            raise InputError(f"--delimiter {self.delimiter!r}: give one ASCII character that is no letter, digit, "
-                             r"space, quote, backslash or line end, such as ';' or '|', or \t for a tab")  # fmt: skip
+            raise InputError(
+                f"--delimiter {self.delimiter!r}: give one ASCII character that is no letter, digit, "
+                r"space, quote, backslash or line end, such as ';' or '|', or \t for a tab"
+            )
         if self.quoting not in QUOTINGS:
             raise InputError(f"--quoting {self.quoting!r}: choose from {', '.join(QUOTINGS)}")
 
@@ -116,8 +118,10 @@ class DialectOptions:
         """Raise `InputError` where an option was given and no file is delimited."""
         if self != AUTO and not any(name in DELIMITERS for name in formats):
             given = "--quoting" if self.delimiter is None else "--delimiter"
-            raise InputError(f"{given} is for CSV and TSV, and no file of this run is one; name the format with "
-                             "--format csv or --format tsv, or leave it out")  # fmt: skip
+            raise InputError(
+                f"{given} is for CSV and TSV, and no file of this run is one; name the format with "
+                "--format csv or --format tsv, or leave it out"
+            )
 
     def _dialect(self, file_format: FileFormat, usual: Quoting) -> Dialect:
         quoting: Quoting = usual if self.quoting == "auto" else self.quoting  # type: ignore[assignment]

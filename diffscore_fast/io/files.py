@@ -14,8 +14,13 @@ from diffscore_fast.io.record import FieldType, FileFormat, Record
 
 FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 _ENDINGS: dict[str, FileFormat] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
-}  # fmt: skip
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
 
 
 class RowReader(Protocol):
@@ -56,8 +61,7 @@ def _without_packing(path: str) -> str:
     return path.lower().removesuffix(".gz").removesuffix(".zst")
 
 
-def open_reader(path: str, file_format: FileFormat | None = None,
-                options: DialectOptions = AUTO) -> RowReader:  # fmt: skip
+def open_reader(path: str, file_format: FileFormat | None = None, options: DialectOptions = AUTO) -> RowReader:
     """Open an input; its format follows from its name where none is given, and is else JSON Lines.
 
     A name in .json, or one that says nothing, may hold one array of objects too: in .jsonl a row is a line.
@@ -71,8 +75,14 @@ def open_reader(path: str, file_format: FileFormat | None = None,
     return JsonlReader(path, arrays=arrays) if file_format == "jsonl" else DelimitedReader(path, file_format, options)
 
 
-def open_writer(path: str, file_format: FileFormat | None, reader: RowReader, columns: list[str],
-                added: Mapping[str, FieldType], options: DialectOptions = AUTO) -> RowWriter:  # fmt: skip
+def open_writer(
+    path: str,
+    file_format: FileFormat | None,
+    reader: RowReader,
+    columns: list[str],
+    added: Mapping[str, FieldType],
+    options: DialectOptions = AUTO,
+) -> RowWriter:
     """Open an output for the rows of `reader`.
 
     Parameters

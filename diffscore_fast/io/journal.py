@@ -45,8 +45,9 @@ class Journal:
         except (OSError, ValueError):
             saved = None
         if not _is_journal(saved):
-            raise InputError(f"{self.path}, which says how far {rows} is, is gone or damaged; move both away to start "
-                             "anew")  # fmt: skip
+            raise InputError(
+                f"{self.path}, which says how far {rows} is, is gone or damaged; move both away to start anew"
+            )
         self.saved = saved
 
     @property
@@ -70,9 +71,11 @@ class Journal:
             return 0
         assert self.saved is not None
         if self.saved["identity"] != identity:
-            raise InputError("the rows that are there were made by other options, or of other columns: "
-                             f"{self.saved['identity']}; give those again, or move {self.path.with_suffix('')} "
-                             "away")  # fmt: skip
+            raise InputError(
+                "the rows that are there were made by other options, or of other columns: "
+                f"{self.saved['identity']}; give those again, or move {self.path.with_suffix('')} "
+                "away"
+            )
         passed = 0
         for record in records:
             self._read.update(record.raw)
@@ -80,8 +83,10 @@ class Journal:
             if passed == self.rows:
                 break
         if passed < self.rows or self._read.hexdigest() != self.saved["input"]:
-            raise InputError(f"the input is not the one that the {self.rows} rows that are there were made of; move "
-                             f"{self.path.with_suffix('')} away to start anew")  # fmt: skip
+            raise InputError(
+                f"the input is not the one that the {self.rows} rows that are there were made of; move "
+                f"{self.path.with_suffix('')} away to start anew"
+            )
         return self.saved["bytes"]
 
     def add(self, record: Record) -> None:
@@ -90,8 +95,13 @@ class Journal:
 
     def save(self, statuses: Counter[str], num_bytes: int) -> None:
         """All rows added so far are whole in the partial file, which has that many bytes."""
-        self.saved = {"rows": statuses.total(), "bytes": num_bytes, "statuses": dict(statuses),
-                      "input": self._read.hexdigest(), "identity": self.identity}  # fmt: skip
+        self.saved = {
+            "rows": statuses.total(),
+            "bytes": num_bytes,
+            "statuses": dict(statuses),
+            "input": self._read.hexdigest(),
+            "identity": self.identity,
+        }
         fresh = self.path.with_name(f"{self.path.name}.new")
         fresh.write_text(json.dumps(self.saved) + "\n", encoding="utf-8")
         os.replace(fresh, self.path)

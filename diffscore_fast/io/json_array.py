@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import IO
 
 from diffscore_fast.io.input import UNREADABLE
-from diffscore_fast.io.jsonl import parse_object
+from diffscore_fast.io.json_object import parse_object
 from diffscore_fast.io.record import Record
 
 CHUNK = 1 << 16  # bytes read at once
@@ -51,8 +51,9 @@ def elements(stream: IO[bytes], line: int) -> Iterator[Record]:
             number += 1
             if byte == b",":
                 source.take(1)
-                yield Record(source.line, b"", None, f"element {number} is missing: there are two commas, or one at "
-                             "the start")  # fmt: skip
+                yield Record(
+                    source.line, b"", None, f"element {number} is missing: there are two commas, or one at the start"
+                )
                 continue
             begin, place = source.line, f"element {number} (line {source.line})"
             if not byte:

@@ -187,8 +187,9 @@ class ParquetWriter(ColumnWriter):
     format: FileFormat = "parquet"
     appends = False
 
-    def __init__(self, path: str, columns: list[str], added: Mapping[str, FieldType],
-                 schema: pyarrow.Schema | None) -> None:  # fmt: skip
+    def __init__(
+        self, path: str, columns: list[str], added: Mapping[str, FieldType], schema: pyarrow.Schema | None
+    ) -> None:
         if path.endswith((".gz", ".zst")):
             raise InputError(f"cannot write {path}: Parquet is compressed inside; leave out the last ending")
         super().__init__(path, columns, added)
@@ -231,8 +232,10 @@ class ParquetWriter(ColumnWriter):
 
     def _kept_texts(self, records: list[Record]) -> list[pyarrow.ChunkedArray]:
         texts = [record.text_fields() if record.fields is not None else {} for record in records]
-        return [pyarrow.chunked_array([pyarrow.array([_arrow_value(row.get(name)) for row in texts], _TEXT)])
-                for name in self._columns]  # fmt: skip
+        return [
+            pyarrow.chunked_array([pyarrow.array([_arrow_value(row.get(name)) for row in texts], _TEXT)])
+            for name in self._columns
+        ]
 
     def _kept_arrays(self, records: list[Record]) -> list[pyarrow.ChunkedArray]:
         """The columns of the input: slices of its batches, nulls where a row could not be read."""
@@ -246,14 +249,20 @@ class ParquetWriter(ColumnWriter):
         unread = any(batch is None for batch, _, _ in runs)
         required = [field.name for field in self._kept if not field.nullable]
         if unread and required:
-            raise InputError(f"rows that cannot be read would be null in the column {required[0]!r}, which allows no "
-                             "null; write JSON Lines")  # fmt: skip
+            raise InputError(
+                f"rows that cannot be read would be null in the column {required[0]!r}, which allows no "
+                "null; write JSON Lines"
+            )
         return [
             pyarrow.chunked_array(
-                [pyarrow.nulls(count, field.type) if batch is None else batch.arrow.column(place).slice(first, count)
-                 for batch, first, count in runs], field.type)
+                [
+                    pyarrow.nulls(count, field.type) if batch is None else batch.arrow.column(place).slice(first, count)
+                    for batch, first, count in runs
+                ],
+                field.type,
+            )
             for place, field in enumerate(self._kept)
-        ]  # fmt: skip
+        ]
 
 
 def _is_valid(values: pyarrow.RecordBatch | pyarrow.Array) -> bool:
@@ -327,8 +336,10 @@ def check_plain(path: str, schema: pyarrow.Schema) -> None:
     for field in schema:
         problem = _without_form(field.type)
         if problem:
-            raise InputError(f"the column {field.name!r} of {path} cannot be written as text: {problem}; write "
-                             "Parquet, or leave the column out of the input")  # fmt: skip
+            raise InputError(
+                f"the column {field.name!r} of {path} cannot be written as text: {problem}; write "
+                "Parquet, or leave the column out of the input"
+            )
 
 
 def _without_form(kind: pyarrow.DataType) -> str:

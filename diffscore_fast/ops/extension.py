@@ -124,10 +124,21 @@ def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-
     hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
     excluded_ids, vocab_size, logit_scale, soft_cap = ctx.options
     grads = logit_gradients(
-        hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale,
-        log_sum_exp=log_sum_exp, grad_log_prob=grad_log_prob, grad_log_sum_exp=grad_log_sum_exp,
+        hidden,
+        weight,
+        bias,
+        targets,
+        rows,
+        excluded_ids,
+        vocab_size,
+        logit_scale,
+        soft_cap,
+        weight_scale,
+        log_sum_exp=log_sum_exp,
+        grad_log_prob=grad_log_prob,
+        grad_log_sum_exp=grad_log_sum_exp,
         wanted=ctx.needs_input_grad[:3],
-    )  # fmt: skip
+    )
     return (*grads, None, None, None, None, None, None, None, None)
 
 

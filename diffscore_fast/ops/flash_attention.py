@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
+from diffscore_fast.ops.attention_layout import AttentionLayout
 from diffscore_fast.ops.transfer import to_device
-
-if TYPE_CHECKING:
-    from diffscore_fast.ops.prefix_attention import AttentionLayout
 
 
 def flash_attention_unavailable(device: torch.device) -> str | None:

@@ -36,9 +36,14 @@ class ResidualNorm(NamedTuple):
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none",
-    residual_norm: ResidualNorm | None = None, implementation: str = AUTO,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    residual_norm: ResidualNorm | None = None,
+    implementation: str = AUTO,
+) -> Tensor:
     """norm(activation(x @ weight.T + bias) + residual).
 
     Parameters
@@ -117,9 +122,12 @@ def _tiles(
 
 
 def _epilogue(
-    y: Tensor, activation: str, residual_norm: ResidualNorm | None, gelu: Callable[[Tensor], Tensor],
+    y: Tensor,
+    activation: str,
+    residual_norm: ResidualNorm | None,
+    gelu: Callable[[Tensor], Tensor],
     silu: Callable[[Tensor], Tensor],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if activation == "gelu":
         y = gelu(y)
     if activation == "swiglu":

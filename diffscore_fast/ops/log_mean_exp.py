@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.ops.extension import cpu_unavailable
-from diffscore_fast.ops.registry import (
-    AUTO,
-    Implementation,
-    Operation,
-    anywhere,
-    check_one_device,
-    check_real,
-)
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device, check_real
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
 

@@ -7,15 +7,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LOGITS_AT_ONCE = 1 << 22  # bounds the recomputed logits, in numbers; also fixes the slices, by the number of rows
+LOGITS_CHUNK = 1 << 22  # bounds the recomputed logits, in numbers; also fixes the slices, by the number of rows
 
 
 def logit_gradients(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: Sequence[int], vocab_size: int, logit_scale: float, soft_cap: float | None,
-    weight_scale: Tensor | None, *, log_sum_exp: Tensor, grad_log_prob: Tensor, grad_log_sum_exp: Tensor | None = None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    rows: Tensor | None,
+    excluded_ids: Sequence[int],
+    vocab_size: int,
+    logit_scale: float,
+    soft_cap: float | None,
+    weight_scale: Tensor | None,
+    *,
+    log_sum_exp: Tensor,
+    grad_log_prob: Tensor,
+    grad_log_sum_exp: Tensor | None = None,
     wanted: Sequence[bool] = (True, True, True),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of (hidden, weight, bias) from those of the log-probs and of the log-sum-exps.
 
     With p = exp(z - log_sum_exp), g the gradient of the log-prob and h that of the log-sum-exp:
@@ -31,7 +42,7 @@ def logit_gradients(
     grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None
     log_prob_part = grad_log_prob.float()[:, None]
     sum_part = -log_prob_part if grad_log_sum_exp is None else grad_log_sum_exp.float()[:, None] - log_prob_part
-    step = max(64, LOGITS_AT_ONCE // max(count, 1))
+    step = max(64, LOGITS_CHUNK // max(count, 1))
     for first in range(0, vocab_size, step):
         ids = slice(first, min(first + step, vocab_size))
         part = weight[ids].float()

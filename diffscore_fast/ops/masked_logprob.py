@@ -22,7 +22,7 @@ from diffscore_fast.ops.registry import (
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
-ROWS_AT_ONCE = 256  # bounds the reference's logits to 256 x V
+ROWS_CHUNK = 256  # bounds the reference's logits to 256 x V
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,26 @@ def masked_logprob(
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB.resolve(hidden.device, "reference" if tracked and wanted == AUTO else wanted)
     if tracked and chosen.name != "reference":
-        raise ImplementationError(f"masked_logprob: {chosen.name!r} has no gradient of weight_scale; ask for "
-                                  "'reference' or 'auto'")  # fmt: skip
+        raise ImplementationError(
+            f"masked_logprob: {chosen.name!r} has no gradient of weight_scale; ask for 'reference' or 'auto'"
+        )
     return chosen.function(hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale)
 
 
 def masked_logprob_statistics(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, rows: Tensor | None = None,
-    excluded_ids: tuple[int, ...] = (), vocab_size: int | None = None, logit_scale: float = 1.0,
-    soft_cap: float | None = None, weight_scale: Tensor | None = None, implementation: str = AUTO,
-) -> LogitStatistics:  # fmt: skip
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    rows: Tensor | None = None,
+    excluded_ids: tuple[int, ...] = (),
+    vocab_size: int | None = None,
+    logit_scale: float = 1.0,
+    soft_cap: float | None = None,
+    weight_scale: Tensor | None = None,
+    implementation: str = AUTO,
+) -> LogitStatistics:
     """Log-prob with log-sum-exp, entropy and the target's rank, from the same pass; arguments of `masked_logprob`.
 
     Not differentiable.
@@ -131,22 +141,34 @@ def masked_logprob_statistics(
     wanted = _wanted(hidden, weight, weight_scale, implementation)
     chosen = MASKED_LOGPROB_STATISTICS.resolve(hidden.device, wanted)
     with torch.no_grad():
-        return LogitStatistics(*chosen.function(
-            hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
-        ))  # fmt: skip
+        return LogitStatistics(
+            *chosen.function(
+                hidden, weight, bias, targets, rows, excluded_ids, size, logit_scale, soft_cap, weight_scale
+            )
+        )
 
 
 def _checked(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: tuple[int, ...], vocab_size: int | None, soft_cap: float | None, weight_scale: Tensor | None,
-) -> tuple[int, tuple[int, ...], Tensor]:  # fmt: skip
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    rows: Tensor | None,
+    excluded_ids: tuple[int, ...],
+    vocab_size: int | None,
+    soft_cap: float | None,
+    weight_scale: Tensor | None,
+) -> tuple[int, tuple[int, ...], Tensor]:
     """Number of real vocabulary rows, the excluded ids among them, and the targets where the states are; refuses what
     a kernel would read beyond."""
     size, excluded_ids = check_projection("masked_logprob", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
     check_one_device(
-        "masked_logprob", hidden=hidden, targets=None if targets.device.type == "cpu" else targets, rows=rows,
+        "masked_logprob",
+        hidden=hidden,
+        targets=None if targets.device.type == "cpu" else targets,
+        rows=rows,
         weight_scale=weight_scale,
-    )  # fmt: skip
+    )
     check_real("masked_logprob", weight_scale=weight_scale)
     if weight_scale is not None and weight_scale.shape != weight.shape[:1]:
         raise ValueError(f"masked_logprob: weight_scale must be [{len(weight)}]; got {list(weight_scale.shape)}")
@@ -165,16 +187,23 @@ def _checked(
 
 
 def check_projection(
-    operation: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, excluded_ids: tuple[int, ...],
-    vocab_size: int | None, soft_cap: float | None,
-) -> tuple[int, tuple[int, ...]]:  # fmt: skip
+    operation: str,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    excluded_ids: tuple[int, ...],
+    vocab_size: int | None,
+    soft_cap: float | None,
+) -> tuple[int, tuple[int, ...]]:
     """Number of real vocabulary rows, and the excluded ids among them; refuses shapes and options that do not fit."""
     check_one_device(operation, hidden=hidden, weight=weight, bias=bias)
     check_real(operation, hidden=hidden, weight=weight, bias=bias)
     size = weight.shape[0] if vocab_size is None else vocab_size
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(f"{operation}: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
-                         f"{list(weight.shape)}")  # fmt: skip
+        raise ValueError(
+            f"{operation}: hidden must be [rows, D] and weight [V, D]; got {list(hidden.shape)} and "
+            f"{list(weight.shape)}"
+        )
     if not 0 < size <= weight.shape[0]:
         raise ValueError(f"{operation}: vocab_size {size} is not in 1 .. {weight.shape[0]}, the rows of the weight")
     check_row_count(operation, "the projection", size)
@@ -206,9 +235,13 @@ def _wanted(hidden: Tensor, weight: Tensor, weight_scale: Tensor | None, impleme
 
 
 def reference_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, excluded_ids: tuple[int, ...], logit_scale: float,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    excluded_ids: tuple[int, ...],
+    logit_scale: float,
     soft_cap: float | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Logits [n, V] of states [n, D], in their type: scale, then soft-cap, then -inf for what is excluded."""
     logits = torch.nn.functional.linear(hidden, weight)
     if bias is not None:
@@ -222,11 +255,18 @@ def reference_logits(
 
 
 def _reference_pieces(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor | None,
-    excluded_ids: tuple[int, ...], vocab_size: int, logit_scale: float, soft_cap: float | None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    rows: Tensor | None,
+    excluded_ids: tuple[int, ...],
+    vocab_size: int,
+    logit_scale: float,
+    soft_cap: float | None,
     weight_scale: Tensor | None,
-) -> Any:  # fmt: skip
-    """Logits [n, V], targets [n, 1] and target logits [n] of at most ROWS_AT_ONCE rows at a time."""
+) -> Any:
+    """Logits [n, V], targets [n, 1] and target logits [n] of at most ROWS_CHUNK rows at a time."""
     # Low-precision logits would put every score on a coarse grid, so the product itself is made in float32.
     precision = torch.promote_types(hidden.dtype, torch.float32)
     weight = weight[:vocab_size].to(precision)
@@ -235,10 +275,10 @@ def _reference_pieces(
     bias = None if bias is None else bias[:vocab_size].to(precision)
     if rows is not None:
         hidden = hidden[rows]
-    for start in range(0, len(targets), ROWS_AT_ONCE):
-        states = hidden[start : start + ROWS_AT_ONCE].to(precision)
+    for start in range(0, len(targets), ROWS_CHUNK):
+        states = hidden[start : start + ROWS_CHUNK].to(precision)
         logits = reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
-        yield logits, logits.gather(1, targets[start : start + ROWS_AT_ONCE, None]).squeeze(1)
+        yield logits, logits.gather(1, targets[start : start + ROWS_CHUNK, None]).squeeze(1)
 
 
 def _reference(hidden: Tensor, *arguments: Any) -> Tensor:

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
+from diffscore_fast.ops.attention_layout import AttentionLayout
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.flash_attention import flash_attention_unavailable, flash_prefix_attention
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device, check_row_count
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
-SCORES_AT_ONCE = 1 << 24  # bounds the reference's attention scores, in numbers
+SCORES_CHUNK = 1 << 24  # bounds the reference's attention scores, in numbers
 KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
-
-
-@dataclass(frozen=True)
-class AttentionLayout:
-    """Which queries see which keys, for W windows packed end to end.
-
-    Host arrays, which must not change: what a GPU needs of them is made once and kept in `schedules`.
-
-    Parameters
-    ----------
-    key_offsets : int64 [W + 1]
-        Window w owns key (and value) rows key_offsets[w] .. key_offsets[w + 1].
-    query_offsets : int64 [W + 1]
-        Likewise for query rows. The last layer asks for fewer queries than keys.
-    query_places : int64 [Q] or None
-        Row of each query within its window, from 0 and below the window's length; None where every key row has its
-        query, in order. Read by `block` alone.
-    prefix_starts, prefix_lengths : int64 [W]
-        Window w also sees rows prefix_starts[w] .. + prefix_lengths[w] of the prefix keys; length 0 sees none.
-    block : int
-        0: a window sees all of itself. B > 0: the token at place p sees places below (p // B + 1) * B (block-causal).
-    """
-
-    key_offsets: np.ndarray
-    query_offsets: np.ndarray
-    prefix_starts: np.ndarray
-    prefix_lengths: np.ndarray
-    query_places: np.ndarray | None = None
-    block: int = 0
-    schedules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 def prefix_attention(
@@ -96,8 +65,9 @@ def prefix_attention(
         raise ImplementationError(f"prefix_attention: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
     if beyond and chosen.name != "reference":
         names = ", ".join(sorted(str(item).removeprefix("torch.") for item in types))
-        raise ImplementationError(f"prefix_attention: {chosen.name!r} takes one type, float32, bfloat16 or float16; "
-                                  f"got {names}")  # fmt: skip
+        raise ImplementationError(
+            f"prefix_attention: {chosen.name!r} takes one type, float32, bfloat16 or float16; got {names}"
+        )
     _check(*inputs, layout)
     return chosen.function(*inputs, layout)
 
@@ -110,13 +80,17 @@ def _check(
         raise ValueError(f"prefix_attention: query must be [Q, H, d] with d at least 1; got {list(query.shape)}")
     for name, pair in (("key", (key, value)), ("prefix_key", (prefix_key, prefix_value))):
         if pair[0].shape != pair[1].shape or pair[0].dim() != 3 or pair[0].shape[2] != query.shape[2]:
-            raise ValueError(f"prefix_attention: {name} and its values must be [rows, heads, {query.shape[2]}]; got "
-                             f"{list(pair[0].shape)} and {list(pair[1].shape)}")  # fmt: skip
+            raise ValueError(
+                f"prefix_attention: {name} and its values must be [rows, heads, {query.shape[2]}]; got "
+                f"{list(pair[0].shape)} and {list(pair[1].shape)}"
+            )
         check_row_count("prefix_attention", name, len(pair[0]))
     check_row_count("prefix_attention", "query", len(query))
     if not key.shape[1] or query.shape[1] % key.shape[1] or prefix_key.shape[1] != key.shape[1]:
-        raise ValueError(f"prefix_attention: {query.shape[1]} query heads cannot share {key.shape[1]} key heads, or "
-                         f"the prefix has other heads ({prefix_key.shape[1]})")  # fmt: skip
+        raise ValueError(
+            f"prefix_attention: {query.shape[1]} query heads cannot share {key.shape[1]} key heads, or "
+            f"the prefix has other heads ({prefix_key.shape[1]})"
+        )
     windows = len(layout.prefix_starts)
     for name, offsets, rows in (("key", layout.key_offsets, key), ("query", layout.query_offsets, query)):
         if len(offsets) != windows + 1 or offsets[0] or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
@@ -139,8 +113,10 @@ def _check(
         outside = (layout.query_places < 0) | (layout.query_places >= lengths_of)
         if outside.any():
             at = int(outside.argmax())
-            raise ValueError(f"prefix_attention: query_places[{at}] is {layout.query_places[at]}, outside its window "
-                             f"of {lengths_of[at]} rows")  # fmt: skip
+            raise ValueError(
+                f"prefix_attention: query_places[{at}] is {layout.query_places[at]}, outside its window "
+                f"of {lengths_of[at]} rows"
+            )
 
 
 def _reference(
@@ -199,7 +175,7 @@ def _runs(lengths: np.ndarray, starts: np.ndarray, prefixes: np.ndarray, heads: 
     runs = []
     for first, last in zip(edges[:-1], edges[1:], strict=True):
         each = int(lengths[first]) * int(lengths[first] + prefixes[first]) * heads if last > first else 1
-        step = max(1, SCORES_AT_ONCE // max(each, 1))
+        step = max(1, SCORES_CHUNK // max(each, 1))
         runs += [(int(at), int(min(at + step, last))) for at in range(first, last, step)]
     return runs
 
@@ -214,16 +190,31 @@ def _expand(rows: Tensor, heads: int) -> Tensor:
 
 
 def _cpu(
-    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix_key: Tensor,
+    prefix_value: Tensor,
+    layout: AttentionLayout,
     products: str = AUTO,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
     key_offsets, query_offsets, starts, lengths = (_host(array) for array in arrays)
     places = None if layout.query_places is None else _host(layout.query_places)
     return torch.ops.diffscore_fast.prefix_attention(
-        query, key, value, prefix_key, prefix_value, key_offsets, query_offsets, starts, lengths, places, layout.block,
+        query,
+        key,
+        value,
+        prefix_key,
+        prefix_value,
+        key_offsets,
+        query_offsets,
+        starts,
+        lengths,
+        places,
+        layout.block,
         products,
-    )  # fmt: skip
+    )
 
 
 def _host(array: np.ndarray) -> Tensor:
@@ -240,9 +231,15 @@ def _triton(
     schedule = layout.schedules.get((query.device, sizes))
     if schedule is None:
         schedule = layout.schedules[query.device, sizes] = module.schedule_of(
-            layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths, layout.query_places,
-            layout.block, sizes, lambda array: to_device(array, query.device),
-        )  # fmt: skip
+            layout.key_offsets,
+            layout.query_offsets,
+            layout.prefix_starts,
+            layout.prefix_lengths,
+            layout.query_places,
+            layout.block,
+            sizes,
+            lambda array: to_device(array, query.device),
+        )
     return module.run(query, key, value, prefix_key, prefix_value, schedule)
 
 

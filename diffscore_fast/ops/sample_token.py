@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffscore_fast.ops.masked_logprob import ROWS_AT_ONCE, check_projection, reference_logits
+from diffscore_fast.ops.masked_logprob import ROWS_CHUNK, check_projection, reference_logits
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 from diffscore_fast.ops.transfer import to_device
 
@@ -53,18 +53,24 @@ def sample_token(
 
 
 def _reference(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, numbers: Tensor, excluded_ids: tuple[int, ...],
-    vocab_size: int, logit_scale: float, soft_cap: float | None,
-) -> Tensor:  # fmt: skip
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: Tensor,
+    excluded_ids: tuple[int, ...],
+    vocab_size: int,
+    logit_scale: float,
+    soft_cap: float | None,
+) -> Tensor:
     weight = weight[:vocab_size].float()
     bias = None if bias is None else bias[:vocab_size].float()
     pieces = []
-    for start in range(0, len(numbers), ROWS_AT_ONCE):
-        states = hidden[start : start + ROWS_AT_ONCE].float()
+    for start in range(0, len(numbers), ROWS_CHUNK):
+        states = hidden[start : start + ROWS_CHUNK].float()
         logits = reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
         cumulative = logits.double().softmax(dim=1).cumsum(dim=1)
         # Rounding may leave the last sum a hair below 1; scaled, the number always falls on a token that has weight.
-        reached = numbers[start : start + ROWS_AT_ONCE, None] * cumulative[:, -1:]
+        reached = numbers[start : start + ROWS_CHUNK, None] * cumulative[:, -1:]
         pieces.append(torch.searchsorted(cumulative, reached, right=True).squeeze(1))
     return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64, device=hidden.device)
 

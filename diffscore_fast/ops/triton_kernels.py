@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-
-PACKAGE = "diffscore_fast.kernels"
 
 
 def triton_unavailable(device: torch.device) -> str | None:
@@ -32,12 +28,7 @@ def triton_unavailable(device: torch.device) -> str | None:
 
 def kernels(name: str) -> ModuleType:
     """The module `diffscore_fast.kernels.<name>`."""
-    if PACKAGE not in sys.modules and importlib.util.find_spec(PACKAGE) is None:
-        # An editable installation: setuptools' finder passes over a folder without __init__.py inside a package.
-        package = ModuleType(PACKAGE)
-        package.__path__ = [str(Path(__file__).parents[2] / "kernels")]
-        sys.modules[PACKAGE] = package
-    return import_module(f"{PACKAGE}.{name}")
+    return import_module(f"diffscore_fast.kernels.{name}")
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
-from diffscore_fast.results import INVALID_RECORD, INVALID_TEXT, MISSING, OK, InvalidRecord
+from diffscore_fast.status import INVALID_RECORD, INVALID_TEXT, MISSING, OK, InvalidRecord
 
 
 def check_text(name: str, text: Any) -> tuple[str, str]:
@@ -28,8 +28,14 @@ def check_text(name: str, text: Any) -> tuple[str, str]:
 
 def kind_of(value: Any) -> str:
     """What a message calls a value of the wrong kind."""
-    for kinds, name in ((bool, "true or false"), (Mapping, "an object"), (list | tuple, "a list"),
-                        (Number, "a number"), (bytes, "bytes"), (str, "a string")):  # fmt: skip
+    for kinds, name in (
+        (bool, "true or false"),
+        (Mapping, "an object"),
+        (list | tuple, "a list"),
+        (Number, "a number"),
+        (bytes, "bytes"),
+        (str, "a string"),
+    ):
         if isinstance(value, kinds):
             return name
     return "null" if value is None else f"a {type(value).__name__}"

@@ -15,8 +15,11 @@ from diffscore_fast.errors import CheckpointError
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 BERT_TYPES = ("bert", "distilbert", "electra")
 # tokenizer_config.json's names and those of BERT's normaliser, with what transformers takes for a name that is absent.
-SETTINGS = {"do_lower_case": ("lowercase", True), "strip_accents": ("strip_accents", None),
-            "tokenize_chinese_chars": ("handle_chinese_chars", True)}  # fmt: skip
+SETTINGS = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
 PROBE = "\u00c0\u00c9 \u00fc B\u4e2dc"  # letters that every setting changes
 
 
@@ -61,6 +64,8 @@ def content_as_configured(folder: Path, model_type: str) -> str | None:
     found = PROBE if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(PROBE)
     if states_some and found != normalizers.BertNormalizer(**wanted).normalize_str(PROBE):
         settings = ", ".join(f"{name} = {stated[name]!r}" for name in SETTINGS if name in stated)
-        raise CheckpointError(f"{folder}: tokenizer_config.json has {settings}, and the normaliser of tokenizer.json "
-                              "does something else; make the two files agree")  # fmt: skip
+        raise CheckpointError(
+            f"{folder}: tokenizer_config.json has {settings}, and the normaliser of tokenizer.json "
+            "does something else; make the two files agree"
+        )
     return None

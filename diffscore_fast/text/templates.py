@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffscore_fast.errors import InputError
-from diffscore_fast.results import OK
+from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
 
 SOURCE, CANDIDATE = "{source}", "{candidate}"
@@ -87,18 +87,33 @@ TEMPLATES = {
     item.name: item
     for item in (
         PLAIN,
-        Template("summarisation", f"Article:\n{SOURCE}\n\nSummary:\n{CANDIDATE}",
-                 f"Summary:\n{CANDIDATE}\n\nArticle:\n{SOURCE}"),
-        Template("translation", f"Original:\n{SOURCE}\n\nTranslation:\n{CANDIDATE}",
-                 f"Translation:\n{CANDIDATE}\n\nOriginal:\n{SOURCE}"),
-        Template("data-to-text", f"Data:\n{SOURCE}\n\nDescription:\n{CANDIDATE}",
-                 f"Description:\n{CANDIDATE}\n\nData:\n{SOURCE}"),
-        Template("dialogue", f"Conversation:\n{SOURCE}\n\nReply:\n{CANDIDATE}",
-                 f"Reply:\n{CANDIDATE}\n\nConversation before it:\n{SOURCE}"),
-        Template("simplification", f"Text:\n{SOURCE}\n\nIn simple words:\n{CANDIDATE}",
-                 f"In simple words:\n{CANDIDATE}\n\nText:\n{SOURCE}"),
+        Template(
+            "summarisation",
+            f"Article:\n{SOURCE}\n\nSummary:\n{CANDIDATE}",
+            f"Summary:\n{CANDIDATE}\n\nArticle:\n{SOURCE}",
+        ),
+        Template(
+            "translation",
+            f"Original:\n{SOURCE}\n\nTranslation:\n{CANDIDATE}",
+            f"Translation:\n{CANDIDATE}\n\nOriginal:\n{SOURCE}",
+        ),
+        Template(
+            "data-to-text",
+            f"Data:\n{SOURCE}\n\nDescription:\n{CANDIDATE}",
+            f"Description:\n{CANDIDATE}\n\nData:\n{SOURCE}",
+        ),
+        Template(
+            "dialogue",
+            f"Conversation:\n{SOURCE}\n\nReply:\n{CANDIDATE}",
+            f"Reply:\n{CANDIDATE}\n\nConversation before it:\n{SOURCE}",
+        ),
+        Template(
+            "simplification",
+            f"Text:\n{SOURCE}\n\nIn simple words:\n{CANDIDATE}",
+            f"In simple words:\n{CANDIDATE}\n\nText:\n{SOURCE}",
+        ),
     )
-}  # fmt: skip
+}
 
 
 def find_template(template: str | Path | Template) -> Template:

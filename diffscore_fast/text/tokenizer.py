@@ -25,10 +25,11 @@ _WINDOW = 1 << 12  # characters in which a border is looked for
 _LOCAL_NORMALIZERS = ("BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Prepend")
 # Patterns of Qwen 2 and of GPT-4 (Llama 3): every alternative that takes a space before letters begins with it.
 _PARTING_PATTERNS = tuple(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + numbers
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for numbers in (r"\p{N}", r"\p{N}{1,3}")
-)  # fmt: skip
+)
 # Pre-tokenisers that part a text at such a border, whatever stands around it.
 _PARTING = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 
@@ -140,9 +141,10 @@ class TextTokenizer:
         nothing = Encoded(np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int32))
         return [
             Encoded(np.array(item.ids, dtype=np.int32), np.array(item.offsets, dtype=np.int32).reshape(-1, 2))
-            if keep_blank or text.strip() else nothing
+            if keep_blank or text.strip()
+            else nothing
             for text, item in zip(texts, encodings, strict=True)
-        ]  # fmt: skip
+        ]
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of tokens, control tokens left out; a character that is cut is U+FFFD."""
@@ -194,12 +196,16 @@ class TextTokenizer:
         starts, closes = ids[:begins], ids[second_ends + 1 :]
         same = np.array_equal(starts, lone_ids[:alone_begins]) and np.array_equal(closes, lone_ids[alone_ends + 1 :])
         if len(starts) > 1 or not same:
-            raise CheckpointError(f"{self._path}: sets control tokens around a text in a way that is not supported: "
-                                  f"{single.tokens} alone, {pair.tokens} as a pair")  # fmt: skip
+            raise CheckpointError(
+                f"{self._path}: sets control tokens around a text in a way that is not supported: "
+                f"{single.tokens} alone, {pair.tokens} as a pair"
+            )
         return ControlTokens(
-            int(starts[0]) if len(starts) else None, tuple(ids[ends + 1 : second_begins].tolist()),
-            tuple(closes.tolist()), int(pair.type_ids[second_begins]),
-        )  # fmt: skip
+            int(starts[0]) if len(starts) else None,
+            tuple(ids[ends + 1 : second_begins].tolist()),
+            tuple(closes.tolist()),
+            int(pair.type_ids[second_begins]),
+        )
 
     @property
     def has_post_processor(self) -> bool:
@@ -212,8 +218,11 @@ class TextTokenizer:
 
     def _check_text_is_text(self) -> None:
         """Refuse a tokenizer that spells a control token from ordinary characters, as unigram vocabularies can."""
-        control = {index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items()
-                   if token.special and token.content not in UNKNOWN}  # fmt: skip
+        control = {
+            index: token.content
+            for index, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special and token.content not in UNKNOWN
+        }
         # These two control texts whether or not the file calls them special.
         control |= {index: self.token_name(index) for index in (self.mask_id, self.start_id) if index is not None}
         for index, content in control.items():

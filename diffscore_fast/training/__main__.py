@@ -17,8 +17,10 @@ from pathlib import Path
 import click
 import torch
 
+from diffscore_fast.backbones.config import read_config
 from diffscore_fast.backbones.llama import LlamaBackbone
-from diffscore_fast.backbones.load import load_model, read_config, read_tokenizer
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.backbones.tokenizer import read_tokenizer
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
@@ -136,8 +138,20 @@ def train(model: Path, corpus: Path, run: Path, steps: int, cooldown: int, threa
 @click.option("--rate", type=float, default=4e-4, show_default=True, help="Learning rate of the adapters.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--threads", default=2, show_default=True, help="Threads for torch.")
-def adapt(model: Path, corpus: Path, run: Path, steps: int, cooldown: int | None, adapter: Path | None,
-          left_to_right: float, copies: int, rank: int, rate: float, seed: int, threads: int) -> None:  # fmt: skip
+def adapt(
+    model: Path,
+    corpus: Path,
+    run: Path,
+    steps: int,
+    cooldown: int | None,
+    adapter: Path | None,
+    left_to_right: float,
+    copies: int,
+    rank: int,
+    rate: float,
+    seed: int,
+    threads: int,
+) -> None:
     """Adapt a causal language model to masks, or go on with it. SIGTERM saves a checkpoint and ends."""
     from diffscore_fast.training.adaptation import PAIRS, Adaptation, AdaptationSettings
     from diffscore_fast.training.corpus import load_corpus
@@ -145,9 +159,14 @@ def adapt(model: Path, corpus: Path, run: Path, steps: int, cooldown: int | None
 
     torch.set_num_threads(threads)
     settings = AdaptationSettings(
-        steps=steps, cooldown_steps=cooldown, left_to_right=left_to_right, rank=rank, rate=rate, seed=seed,
+        steps=steps,
+        cooldown_steps=cooldown,
+        left_to_right=left_to_right,
+        rank=rank,
+        rate=rate,
+        seed=seed,
         mixture=replace(PAIRS, copies=copies),
-    )  # fmt: skip
+    )
     parts = load_corpus(corpus).split(HELD_OUT)
     loaded = load_model(model, dtype=torch.float32)
     if not isinstance(loaded.backbone, LlamaBackbone) or loaded.backbone.spec.logit_shift != 1:

@@ -37,21 +37,18 @@ from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.evaluation import RATIOS, measure
 from diffscore_fast.training.examples import Example, ExampleSampler, Mixture
 from diffscore_fast.training.lora import AdaptedLlama
-from diffscore_fast.training.objective import (
-    lay_out,
-    mask_by_ratio,
-    masked_losses,
-    sample_rows,
-    stratified_ratios,
-)
+from diffscore_fast.training.objective import lay_out, mask_by_ratio, masked_losses, sample_rows, stratified_ratios
 from diffscore_fast.training.patterns import Layout, lay_left_to_right, pack_layouts
 from diffscore_fast.training.trainer import record_settings
 
 PAIRS = Mixture(
     patterns={"prefix": 1.0},
     pairs={"body_to_lead": 0.35, "extract": 0.25, "continuation": 0.3, "marginal": 0.1},
-    prefix_lengths=(40, 300), window_lengths=(16, 160), copies=1, long_share=0.0,
-)  # fmt: skip
+    prefix_lengths=(40, 300),
+    window_lengths=(16, 160),
+    copies=1,
+    long_share=0.0,
+)
 LEFT_TO_RIGHT = "left to right"
 
 
@@ -127,8 +124,16 @@ class Adaptation:
         What to start from, in a folder without a checkpoint.
     """
 
-    def __init__(self, base: LlamaBackbone, tokenizer: TextTokenizer, train: Corpus, held_out: Corpus, folder: Path,
-                 settings: AdaptationSettings, adapter: Mapping[str, Tensor] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        base: LlamaBackbone,
+        tokenizer: TextTokenizer,
+        train: Corpus,
+        held_out: Corpus,
+        folder: Path,
+        settings: AdaptationSettings,
+        adapter: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.network = AdaptedLlama(base, settings.rank, settings.seed)
         self.base, self.folder, self.settings = base, folder, settings
         self.sampler = ExampleSampler(train, settings.mixture)
@@ -190,17 +195,22 @@ class Adaptation:
         self.tokens += len(pack.tokens)
         values = losses.detach().double().numpy()
         return {
-            "step": self.step_number, "tokens": self.tokens, "gradient_norm": round(float(norm), 4),
-            "masked": _rounded_mean(values[~causal]), LEFT_TO_RIGHT: _rounded_mean(values[causal]),
-        }  # fmt: skip
+            "step": self.step_number,
+            "tokens": self.tokens,
+            "gradient_norm": round(float(norm), 4),
+            "masked": _rounded_mean(values[~causal]),
+            LEFT_TO_RIGHT: _rounded_mean(values[causal]),
+        }
 
     def save(self) -> None:
         """Replace the checkpoint; the old one stays until the new one is on disk."""
         state = {
             "adapter": {name: item.detach() for name, item in self.network.learnt().items()},
-            "optimiser": self.optimiser.state_dict(), "step": self.step_number, "tokens": self.tokens,
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step_number,
+            "tokens": self.tokens,
             "seconds": self.seconds,
-        }  # fmt: skip
+        }
         fresh = self.folder / "checkpoint.pt.new"
         with fresh.open("wb") as file:
             torch.save(state, file)
@@ -219,8 +229,10 @@ class Adaptation:
             measured = measure(f"prefix@{ratio}", self.network, pairs, masks)[0]
             losses[measured.setting] = round(float((measured.sums / measured.counts).mean()), 4)
         losses[LEFT_TO_RIGHT] = round(self._left_to_right(self.network, pairs), 4)
-        self._log("evaluation.csv", {"step": self.step_number, "tokens": self.tokens,
-                                     "seconds": round(self.seconds, 1), **losses})  # fmt: skip
+        self._log(
+            "evaluation.csv",
+            {"step": self.step_number, "tokens": self.tokens, "seconds": round(self.seconds, 1), **losses},
+        )
         print(json.dumps({"step": self.step_number, **losses}), file=sys.stderr, flush=True)
         return losses
 
@@ -240,8 +252,7 @@ class Adaptation:
     @torch.no_grad()
     def _left_to_right(self, network: LlamaBackbone, pairs: list[Example]) -> float:
         layouts = [lay_left_to_right(pair.prefix, pair.window, network.spec) for pair in pairs]
-        return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean())
-                              for item in layouts]))  # fmt: skip
+        return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean()) for item in layouts]))
 
     def _draw(self, rng: np.random.Generator) -> list[Example]:
         """Examples up to the step's tokens; at least one, whatever its length."""

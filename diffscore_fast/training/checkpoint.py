@@ -23,7 +23,7 @@ from torch import nn
 
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import state_in_bert_layout
-from diffscore_fast.backbones.load import PACKAGE_SECTION
+from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.weights import file_sha256, save_weights
 from diffscore_fast.training.optimiser import WeightAverage
 
@@ -41,8 +41,14 @@ def write_model_folder(backbone: BertBackbone, source: Path, folder: Path, *, ei
     return checksum
 
 
-def save_checkpoint(folder: Path, source: Path, model: BertBackbone, average: WeightAverage,
-                    optimiser: torch.optim.Optimizer, progress: dict[str, Any]) -> None:  # fmt: skip
+def save_checkpoint(
+    folder: Path,
+    source: Path,
+    model: BertBackbone,
+    average: WeightAverage,
+    optimiser: torch.optim.Optimizer,
+    progress: dict[str, Any],
+) -> None:
     """Write `folder`/checkpoint; the old one is replaced only once the new one is complete."""
     fresh, final, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -60,8 +66,9 @@ def save_checkpoint(folder: Path, source: Path, model: BertBackbone, average: We
     shutil.rmtree(old, ignore_errors=True)
 
 
-def restore_checkpoint(folder: Path, model: BertBackbone, average: WeightAverage,
-                       optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:  # fmt: skip
+def restore_checkpoint(
+    folder: Path, model: BertBackbone, average: WeightAverage, optimiser: torch.optim.Optimizer
+) -> dict[str, Any] | None:
     """Load `folder`/checkpoint in place; returns its progress, or None where there is no checkpoint.
 
     `progress["optimiser_restored"]` is False where optimiser.pt is absent: the caller warms the rates up again.
@@ -93,7 +100,7 @@ def load_parameters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 def load_model_weights(folder: Path, like: BertBackbone) -> dict[str, torch.Tensor]:
     """Parameters of a model folder under the backbone's own names."""
-    from diffscore_fast.backbones.load import load_model
+    from diffscore_fast.backbones.loader import load_model
 
     loaded = load_model(folder, dtype=like.dtype).bert
     return {name: parameter.detach() for name, parameter in loaded.named_parameters()}

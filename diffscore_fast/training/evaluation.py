@@ -57,7 +57,7 @@ def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, see
     pairs = [
         sampler.draw_pair(np.random.default_rng([seed, 2, i]), PAIR_KINDS[i % len(PAIR_KINDS)])
         for i in range(sequences)
-    ]  # fmt: skip
+    ]
     measured = []
     for pattern, examples in (("full", runs), ("prefix", pairs)):
         for ratio in RATIOS:
@@ -101,8 +101,9 @@ def measure(
     return measured
 
 
-def difference_interval(one: Measured, other: Measured, *, level: float = 0.95, resamples: int = 1000,
-                        seed: int = 0) -> tuple[float, float, float]:  # fmt: skip
+def difference_interval(
+    one: Measured, other: Measured, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other` on the same sequences, with its bootstrap interval."""
     rows = np.random.default_rng(seed).integers(len(one.sums), size=(resamples, len(one.sums)))
     differences = (one.sums - other.sums)[rows].sum(axis=1) / one.counts[rows].sum(axis=1)

@@ -40,10 +40,14 @@ class Mixture:
     block_sizes: Mapping[int, float] = field(default_factory=lambda: {1: 0.5, 4: 0.2, 8: 0.15, 16: 0.15})
     pairs: Mapping[str, float] = field(
         default_factory=lambda: {
-            "extract": 0.45, "body_to_lead": 0.2, "continuation": 0.1, "marginal": 0.1,
-            "paragraph_to_paragraph": 0.05, "lead_to_body": 0.1,
+            "extract": 0.45,
+            "body_to_lead": 0.2,
+            "continuation": 0.1,
+            "marginal": 0.1,
+            "paragraph_to_paragraph": 0.05,
+            "lead_to_body": 0.1,
         }
-    )  # fmt: skip
+    )
     run_lengths: tuple[int, int] = (64, 320)  # `full` and `block`
     prefix_lengths: tuple[int, int] = (16, 400)
     window_lengths: tuple[int, int] = (16, 160)

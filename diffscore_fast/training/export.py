@@ -10,19 +10,20 @@ from string import Template
 
 import torch
 
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.training.checkpoint import write_model_folder
 from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.evaluation import Measured, held_out_losses
 from diffscore_fast.training.optimiser import AVERAGE_HORIZON
 
-LARGEST_CHANGE = 0.01  # nats a token that rounding to 8 bits may cost
+MAX_CHANGE = 0.01  # nats a token that rounding to 8 bits may cost
 CARD = Path(__file__).parent / "model_card.md"
 
 
-def export_checkpoint(run: Path, train: Corpus, held_out: Corpus, out: Path, *, sequences: int,
-                      largest_change: float = LARGEST_CHANGE) -> str:  # fmt: skip
+def export_checkpoint(
+    run: Path, train: Corpus, held_out: Corpus, out: Path, *, sequences: int, largest_change: float = MAX_CHANGE
+) -> str:
     """Write config.json, model.safetensors, tokenizer.json and MODEL_CARD.md to `out`; returns the checksum.
 
     Raises
@@ -45,16 +46,25 @@ def export_checkpoint(run: Path, train: Corpus, held_out: Corpus, out: Path, *, 
         progress = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
         spec = exact.spec
         card = Template(CARD.read_text(encoding="utf-8")).substitute(
-            layers=spec.num_layers, hidden=spec.hidden_size, heads=spec.num_heads, pieces=f"{spec.vocab_size:,}",
+            layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            pieces=f"{spec.vocab_size:,}",
             parameters=f"{sum(parameter.numel() for parameter in exact.parameters()) / 1e6:.1f}",
-            megabytes=f"{(fresh / 'model.safetensors').stat().st_size / 1e6:.1f}", checksum=checksum,
-            head_steps=settings[0]["schedule"]["head_steps"], horizon=AVERAGE_HORIZON, steps=f"{progress['step']:,}",
-            tokens=f"{progress['tokens'] / 1e6:.2f}", hours=f"{progress['seconds'] / 3600:.1f}",
+            megabytes=f"{(fresh / 'model.safetensors').stat().st_size / 1e6:.1f}",
+            checksum=checksum,
+            head_steps=settings[0]["schedule"]["head_steps"],
+            horizon=AVERAGE_HORIZON,
+            steps=f"{progress['step']:,}",
+            tokens=f"{progress['tokens'] / 1e6:.2f}",
+            hours=f"{progress['seconds'] / 3600:.1f}",
             settings="\n".join(json.dumps(part) for part in settings),
-            articles=f"{held_out.last - train.first:,}", held_out=held_out.last - held_out.first,
+            articles=f"{held_out.last - train.first:,}",
+            held_out=held_out.last - held_out.first,
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
-            sequences=sequences, losses=loss_table(after, before),
-        )  # fmt: skip
+            sequences=sequences,
+            losses=loss_table(after, before),
+        )
         (fresh / "MODEL_CARD.md").write_text(card, encoding="utf-8")
         out.mkdir(parents=True, exist_ok=True)
         for path in fresh.iterdir():

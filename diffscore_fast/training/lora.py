@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
-from diffscore_fast.backbones.load import PACKAGE_SECTION
 from diffscore_fast.backbones.network import Network
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights, save_weights
@@ -91,12 +91,16 @@ class AdaptedLlama(LlamaBackbone):
         """
         learnt = self.learnt()
         if learnt.keys() != adapter.keys():
-            raise CheckpointError(f"the adapter does not fit the model: missing {sorted(learnt.keys() - adapter)[:4]}, "
-                                  f"unexpected {sorted(adapter.keys() - learnt)[:4]}")  # fmt: skip
+            raise CheckpointError(
+                f"the adapter does not fit the model: missing {sorted(learnt.keys() - adapter)[:4]}, "
+                f"unexpected {sorted(adapter.keys() - learnt)[:4]}"
+            )
         for name, parameter in learnt.items():
             if parameter.shape != adapter[name].shape:
-                raise CheckpointError(f"the adapter's {name} is {list(adapter[name].shape)}, the model wants "
-                                      f"{list(parameter.shape)}; is the rank another?")  # fmt: skip
+                raise CheckpointError(
+                    f"the adapter's {name} is {list(adapter[name].shape)}, the model wants "
+                    f"{list(parameter.shape)}; is the rank another?"
+                )
             parameter.copy_(adapter[name])
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
@@ -154,13 +158,16 @@ def write_merged_folder(base: Path, adapter: Mapping[str, Tensor], out: Path) ->
     products = {name.removesuffix(".lora_A") for name in adapter if name.endswith(".lora_A")}
     expected = {f"{name}.lora_{factor}" for name in products for factor in "AB"} | {MASK_NAME}
     if expected != adapter.keys() or not all(f"{name}.weight" in weights for name in products):
-        raise CheckpointError(f"{base}: the adapter's tensors do not belong to this model: "
-                              f"{sorted(expected ^ adapter.keys())[:4]}")  # fmt: skip
+        raise CheckpointError(
+            f"{base}: the adapter's tensors do not belong to this model: {sorted(expected ^ adapter.keys())[:4]}"
+        )
     for name in products:
         change = SCALE * adapter[f"{name}.lora_B"].float() @ adapter[f"{name}.lora_A"].float()
         if change.shape != weights[f"{name}.weight"].shape:
-            raise CheckpointError(f"{base}: the adapter's {name} is {list(change.shape)}, the model's "
-                                  f"{list(weights[f'{name}.weight'].shape)}")  # fmt: skip
+            raise CheckpointError(
+                f"{base}: the adapter's {name} is {list(change.shape)}, the model's "
+                f"{list(weights[f'{name}.weight'].shape)}"
+            )
         weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + change
     words = weights[f"{family.words}.weight"].float().clone()
     words[config["mask_token_id"]] = adapter[MASK_NAME].float()

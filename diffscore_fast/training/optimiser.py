@@ -56,10 +56,15 @@ def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:
         group = "body" if part == "layers" else "embeddings" if part in EMBEDDINGS else "head"
         groups.setdefault((group, parameter.dim() > 1), []).append(parameter)
     return [
-        {"name": group, "params": parameters, "base_rate": getattr(schedule, group), "lr": 0.0,
-         "weight_decay": schedule.weight_decay if is_matrix and group != "embeddings" else 0.0}
+        {
+            "name": group,
+            "params": parameters,
+            "base_rate": getattr(schedule, group),
+            "lr": 0.0,
+            "weight_decay": schedule.weight_decay if is_matrix and group != "embeddings" else 0.0,
+        }
         for (group, is_matrix), parameters in groups.items()
-    ]  # fmt: skip
+    ]
 
 
 class WeightAverage:

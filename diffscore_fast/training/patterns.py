@@ -72,9 +72,13 @@ def lay_full(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layo
     assert spec.logit_shift == 0, "rows predict at their own places"
     tokens, hidden = _with_start(window, masked, spec)
     return Layout(
-        np.where(hidden, spec.mask_id, tokens), np.arange(len(tokens)), np.zeros_like(tokens),
-        (Span(0, len(tokens), 0, len(tokens)),), np.flatnonzero(hidden), tokens[hidden],
-    )  # fmt: skip
+        np.where(hidden, spec.mask_id, tokens),
+        np.arange(len(tokens)),
+        np.zeros_like(tokens),
+        (Span(0, len(tokens), 0, len(tokens)),),
+        np.flatnonzero(hidden),
+        tokens[hidden],
+    )
 
 
 def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: BackboneSpec) -> Layout:
@@ -101,8 +105,9 @@ def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: 
         np.concatenate([np.arange(border), np.tile(np.arange(first, first + length), copies)]),
         np.repeat([pattern.prefix_type, pattern.window_type], [border, copies * length]),
         (Span(0, border, 0, border, prefix_visible), window_span)[border == 0 :],
-        border + np.flatnonzero(rows), np.tile(window, copies)[masks.ravel()],
-    )  # fmt: skip
+        border + np.flatnonzero(rows),
+        np.tile(window, copies)[masks.ravel()],
+    )
 
 
 def lay_left_to_right(prefix: np.ndarray, window: np.ndarray, spec: BackboneSpec) -> Layout:
@@ -112,9 +117,13 @@ def lay_left_to_right(prefix: np.ndarray, window: np.ndarray, spec: BackboneSpec
     tokens = np.concatenate([before, window])[:-1]
     count = len(tokens)
     return Layout(
-        tokens, np.arange(count), np.zeros_like(tokens), (Span(0, count, 0, count, _up_to_itself(count)),),
-        np.arange(len(before) - 1, count), window,
-    )  # fmt: skip
+        tokens,
+        np.arange(count),
+        np.zeros_like(tokens),
+        (Span(0, count, 0, count, _up_to_itself(count)),),
+        np.arange(len(before) - 1, count),
+        window,
+    )
 
 
 def lay_block(window: np.ndarray, masked: np.ndarray, block_size: int, spec: BackboneSpec) -> Layout:
@@ -132,16 +141,21 @@ def lay_block(window: np.ndarray, masked: np.ndarray, block_size: int, spec: Bac
     noisy = places[np.isin(blocks, np.unique(blocks[hidden]))]
     clean = places[blocks < blocks[noisy[-1]]] if len(noisy) else places[:0]
     seen_by_clean = torch.from_numpy(blocks[clean][:, None] >= blocks[clean][None, :])
-    seen_by_noisy = torch.from_numpy(np.concatenate(
-        [blocks[noisy][:, None] > blocks[clean][None, :], blocks[noisy][:, None] == blocks[noisy][None, :]], axis=1
-    ))  # fmt: skip
+    seen_by_noisy = torch.from_numpy(
+        np.concatenate(
+            [blocks[noisy][:, None] > blocks[clean][None, :], blocks[noisy][:, None] == blocks[noisy][None, :]], axis=1
+        )
+    )
     border, count = len(clean), len(clean) + len(noisy)
     spans = (Span(0, border, 0, border, seen_by_clean), Span(border, count, 0, count, seen_by_noisy))
     return Layout(
         np.concatenate([tokens[clean], np.where(hidden, spec.mask_id, tokens)[noisy]]),
-        np.concatenate([clean, noisy]), np.zeros(count, dtype=np.int64),
-        spans if border else spans[1:], border + np.flatnonzero(hidden[noisy]), tokens[noisy][hidden[noisy]],
-    )  # fmt: skip
+        np.concatenate([clean, noisy]),
+        np.zeros(count, dtype=np.int64),
+        spans if border else spans[1:],
+        border + np.flatnonzero(hidden[noisy]),
+        tokens[noisy][hidden[noisy]],
+    )
 
 
 def pack_layouts(layouts: Sequence[Layout]) -> Pack:
@@ -196,8 +210,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, rows: np.ndar
     return torch.cat(results)
 
 
-def _attend_spans(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span],
-                  rows: np.ndarray | None) -> list[Tensor]:  # fmt: skip
+def _attend_spans(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], rows: np.ndarray | None
+) -> list[Tensor]:
     """The same within one layout; a tensor a span."""
     results = []
     for span in spans:
@@ -210,9 +225,12 @@ def _attend_spans(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Spa
                 visible = visible[torch.from_numpy(rows[first:last] - span.start)]
         keys, values = key[span.key_start : span.key_stop], value[span.key_start : span.key_stop]
         result = functional.scaled_dot_product_attention(
-            query[first:last].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
-            attn_mask=visible, enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
+            query[first:last].transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=visible,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
         results.append(result[0].transpose(0, 1))
     return results
 

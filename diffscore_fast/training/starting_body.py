@@ -15,16 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffscore_fast.backbones.load import PACKAGE_SECTION
+from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.weights import save_weights
 from diffscore_fast.training.vocabulary import prune_tokenizer, read_pieces
 
 BODY_NAMES = {  # a layer's modules: BERT's names, DistilBERT's names
-    "attention.self.query": "attention.q_lin", "attention.self.key": "attention.k_lin",
-    "attention.self.value": "attention.v_lin", "attention.output.dense": "attention.out_lin",
-    "attention.output.LayerNorm": "sa_layer_norm", "intermediate.dense": "ffn.lin1", "output.dense": "ffn.lin2",
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
     "output.LayerNorm": "output_layer_norm",
-}  # fmt: skip
+}
 NUM_POSITIONS = 2048
 PATTERNS = {
     "full": {},
@@ -45,8 +49,11 @@ def read_onnx_body(path: Path) -> dict[str, Tensor]:
     graph = onnx.load(str(path)).graph
     stored = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
     producers = {output: node for node in graph.node for output in node.output}
-    body = {name: torch.from_numpy(array.copy()) for name, array in stored.items() if name.startswith("distilbert.")
-            and array.dtype == np.float32 and array.ndim == 1}  # fmt: skip
+    body = {
+        name: torch.from_numpy(array.copy())
+        for name, array in stored.items()
+        if name.startswith("distilbert.") and array.dtype == np.float32 and array.ndim == 1
+    }
     for node in graph.node:
         if node.op_type not in ("MatMul", "Gather"):
             continue
@@ -68,8 +75,9 @@ def extend_positions(positions: Tensor, count: int) -> Tensor:
     return positions[torch.where(rows < positions.shape[0], rows, repeated)]
 
 
-def write_starting_body(package: Path, layers: Sequence[int], pieces: Sequence[str], counts: np.ndarray,
-                        folder: Path) -> None:  # fmt: skip
+def write_starting_body(
+    package: Path, layers: Sequence[int], pieces: Sequence[str], counts: np.ndarray, folder: Path
+) -> None:
     """Write a model folder to start training from.
 
     Parameters
@@ -108,14 +116,28 @@ def write_starting_body(package: Path, layers: Sequence[int], pieces: Sequence[s
                 name = f"distilbert.transformer.layer.{old}.{theirs}.{kind}"
                 weights[f"bert.encoder.layer.{new}.{ours}.{kind}"] = body[name]
     config = {
-        "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": size,
-        "num_hidden_layers": len(layers), "num_attention_heads": 12, "intermediate_size": 3072,
-        "vocab_size": len(pieces), "max_position_embeddings": NUM_POSITIONS, "type_vocab_size": 2,
-        "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0, "tie_word_embeddings": True,
-        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-        PACKAGE_SECTION: {"patterns": PATTERNS, "default_pattern": "prefix", "mask_token": "[MASK]",
-                          "start_token": "[CLS]"},
-    }  # fmt: skip
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "hidden_size": size,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": len(pieces),
+        "max_position_embeddings": NUM_POSITIONS,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        PACKAGE_SECTION: {
+            "patterns": PATTERNS,
+            "default_pattern": "prefix",
+            "mask_token": "[MASK]",
+            "start_token": "[CLS]",
+        },
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(prune_tokenizer(package / "tokenizer.json", pieces), encoding="utf-8")

@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.bounds.sampling import sample_token_arrays
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.sampling import sample_token_arrays
 from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.examples import Mixture
 from diffscore_fast.training.optimiser import Schedule
 from diffscore_fast.training.trainer import Settings, Trainer
 
 
-def train_surrogate(model: str, block_size: int, out: Path, *, samples: int, tokens: int, steps: int, seed: int,
-                    rate: float = 5e-5) -> None:  # fmt: skip
+def train_surrogate(
+    model: str, block_size: int, out: Path, *, samples: int, tokens: int, steps: int, seed: int, rate: float = 5e-5
+) -> None:
     """Sample texts from the block model, learn them left to right, and write a model folder.
 
     Parameters

@@ -59,8 +59,9 @@ class Trainer:
         The run's folder (see `checkpoint`). Where it holds a checkpoint, the run goes on from there.
     """
 
-    def __init__(self, backbone: BertBackbone, source: Path, train: Corpus, held_out: Corpus, folder: Path,
-                 settings: Settings) -> None:  # fmt: skip
+    def __init__(
+        self, backbone: BertBackbone, source: Path, train: Corpus, held_out: Corpus, folder: Path, settings: Settings
+    ) -> None:
         self.backbone = backbone.train().requires_grad_(True)
         self.source = source
         self.held_out = held_out
@@ -131,8 +132,12 @@ class Trainer:
         return row
 
     def save(self) -> None:
-        progress = {"step": self.step_number, "tokens": self.tokens, "seconds": self.seconds,
-                    "warm_from": self.warm_from}  # fmt: skip
+        progress = {
+            "step": self.step_number,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "warm_from": self.warm_from,
+        }
         save_checkpoint(self.folder, self.source, self.backbone, self.average, self.optimiser, progress)
 
     def evaluate(self) -> dict[str, float]:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diffscore_fast.backbones.load import EMBEDDED_MODELS, load_model
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.weights import load_weights, quantise_rows, save_weights
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError
 from tests.support.networks import dense_log_probs
 
@@ -27,10 +29,17 @@ def saved_bert(tmp_path_factory):
 
     torch.manual_seed(0)
     vocab = json.loads((MINI / "tokenizer.json").read_text())["model"]["vocab"]
-    network = BertForMaskedLM(BertConfig(
-        vocab_size=len(vocab), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.3,
-    )).eval()  # fmt: skip
+    network = BertForMaskedLM(
+        BertConfig(
+            vocab_size=len(vocab),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+        )
+    ).eval()
     folder = tmp_path_factory.mktemp("bert")
     network.save_pretrained(folder)
     shutil.copy(MINI / "tokenizer.json", folder)
@@ -46,7 +55,7 @@ def test_full_attention_equals_transformers(saved_bert):
     masked = np.array([True, False, True, True])
     plan = MaskPlan(np.array([0]), np.array([0]), np.array([4]), masked)
     sequences = Sequences.build([context], np.array([0]), [target])
-    attention = Attention("full")
+    attention = AttentionPattern("full")
     got = Runner(loaded.backbone).run(*compose(spec, attention, sequences, plan), attention)
     line = [spec.start_id, 2000, 2001, *np.where(masked, spec.mask_id, target).tolist()]
     with torch.no_grad():
@@ -55,7 +64,9 @@ def test_full_attention_equals_transformers(saved_bert):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", [Attention("full"), Attention("prefix"), Attention("block", 4)])
+@pytest.mark.parametrize(
+    "attention", [AttentionPattern("full"), AttentionPattern("prefix"), AttentionPattern("block", 4)]
+)
 def test_embedded_model_patterns_equal_dense_computation(mini, attention):
     """Positions, token types and start token of each pattern, as the design states them."""
     backbone = mini._runner.backbone

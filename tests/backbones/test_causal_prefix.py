@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from diffscore_fast import DiffScorer
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.spec import PatternSpec
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_left_to_right, lay_prefix, pack_layouts
@@ -21,7 +22,7 @@ from tests.support.checkpoints import save_causal_prefix_model
 
 SOURCES = ["The cat sat on the mat.", "Two people died.", "", "The cat sat on the mat."]
 CANDIDATES = ["A cat sat.", "Two people died on a cruise ship.", "Ça coûte 3 €.", "The mat was sat on."]
-PREFIX = Attention("prefix")
+PREFIX = AttentionPattern("prefix")
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +110,9 @@ def test_the_prefix_is_read_causally(loaded):
     values = {}
     for kind in ("causal", "bidirectional"):
         backbone = load_model_with(loaded, kind)
-        laid_out = compose(backbone.spec, PREFIX, Sequences.build(contexts, np.arange(1), targets),
-                           plan_of(targets, masks))  # fmt: skip
+        laid_out = compose(
+            backbone.spec, PREFIX, Sequences.build(contexts, np.arange(1), targets), plan_of(targets, masks)
+        )
         values[kind] = Runner(backbone).run(*laid_out, PREFIX)
     assert np.abs(values["causal"] - values["bidirectional"]).max() > 1e-2
 

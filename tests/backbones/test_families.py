@@ -14,24 +14,25 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from diffscore_fast import DiffScorer
-from diffscore_fast.backbones.load import load_model
-from diffscore_fast.backbones.spec import WholeBackbone
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.backbones.spec import OpaqueBackbone
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError, UnsupportedPatternError
 from diffscore_fast.text.templates import Template
 from diffscore_fast.text.tokenizer import TextTokenizer
-from tests.support.checkpoints import FAMILIES, PADDED_ROWS, SENTENCES, save_checkpoint
+from tests.support.checkpoints import BERT_FAMILIES, PADDED_ROWS, SENTENCES, save_checkpoint
 
 SOURCES = ["The cat sat on the mat.", "Two people died.", ""]
 CANDIDATES = ["A cat sat.", "Two people died on a cruise ship in Puerto Rico.", "The mat costs 3 €."]
-FULL = Attention("full")
+FULL = AttentionPattern("full")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("families")
-    return {family: save_checkpoint(family, root / family) for family in FAMILIES}
+    return {family: save_checkpoint(family, root / family) for family in BERT_FAMILIES}
 
 
 def ours(folder, sources, candidates, mask_of):
@@ -58,8 +59,10 @@ def theirs(folder, sources, candidates, mask_of):
         tokenizer_file=str(folder / "tokenizer.json"), mask_token=mask_token, pad_token=names[mask_token]
     )
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-    encoded = [tokenizer(*([source, candidate] if source else [candidate]), return_token_type_ids=True)
-               for source, candidate in zip(sources, candidates, strict=True)]  # fmt: skip
+    encoded = [
+        tokenizer(*([source, candidate] if source else [candidate]), return_token_type_ids=True)
+        for source, candidate in zip(sources, candidates, strict=True)
+    ]
     expected, places = [], []
     for source, item in zip(sources, encoded, strict=True):
         number = 1 if source else 0
@@ -68,8 +71,10 @@ def theirs(folder, sources, candidates, mask_of):
         expected.append(np.array(item["input_ids"])[places[-1]])
         for place in places[-1]:
             item["input_ids"][place] = tokenizer.mask_token_id
-    batch = tokenizer.pad({key: [item[key] for item in encoded] for key in
-                           ("input_ids", "attention_mask", "token_type_ids")}, return_tensors="pt")  # fmt: skip
+    batch = tokenizer.pad(
+        {key: [item[key] for item in encoded] for key in ("input_ids", "attention_mask", "token_type_ids")},
+        return_tensors="pt",
+    )
     if getattr(network.config, "type_vocab_size", 1) < 2 or network.config.model_type == "distilbert":
         del batch["token_type_ids"]
     with torch.no_grad():
@@ -81,7 +86,7 @@ def every_second(length):
     return np.arange(length) % 2 == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_log_probs_equal_transformers(folders, family):
     got = ours(folders[family], SOURCES, CANDIDATES, every_second)
     expected = theirs(folders[family], SOURCES, CANDIDATES, every_second)
@@ -90,11 +95,11 @@ def test_log_probs_equal_transformers(folders, family):
         np.testing.assert_allclose(got[row], values, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_every_position_can_be_used_and_no_more(folders, family):
     scorer = DiffScorer(folders[family], dtype=torch.float32)
     backbone = scorer._runner.backbone
-    assert isinstance(backbone, WholeBackbone) == (family == "modernbert")
+    assert isinstance(backbone, OpaqueBackbone) == (family == "modernbert")
     assert list(scorer.spec.patterns) == ["full"] and scorer.spec.pattern("full").position_limit == 64
     assert len(backbone.vocabulary_weight) == scorer._tokenizer.vocab_size + PADDED_ROWS
     room = 64 - 2
@@ -106,8 +111,9 @@ def test_every_position_can_be_used_and_no_more(folders, family):
     assert table.status == ["ok", "too_long"] and np.isnan(table.scores[1])
     np.testing.assert_allclose(
         ours(folders[family], [""], long[:1], every_second)[0],
-        theirs(folders[family], [""], long[:1], every_second)[0], atol=1e-5,
-    )  # fmt: skip
+        theirs(folders[family], [""], long[:1], every_second)[0],
+        atol=1e-5,
+    )
     half = room // 2
     pair = scorer.score(["3 " * half], ["3 " * half], draws=1)
     assert pair.status == ["too_long"]  # the separator needs room, too
@@ -134,8 +140,10 @@ def test_rotary_positions_stay_in_float32_whatever_the_type(folders):
     buffers = {name: item for name, item in network.named_buffers() if item.is_floating_point()}
     assert buffers and {item.dtype for item in buffers.values()} == {torch.float32}
     assert {item.dtype for item in network.parameters()} == {torch.bfloat16}
-    wide, narrow = (DiffScorer(folders["modernbert"], dtype=item).score(SOURCES[:2], CANDIDATES[:2], draws=9).scores
-                    for item in (torch.float32, torch.bfloat16))  # fmt: skip
+    wide, narrow = (
+        DiffScorer(folders["modernbert"], dtype=item).score(SOURCES[:2], CANDIDATES[:2], draws=9).scores
+        for item in (torch.float32, torch.bfloat16)
+    )
     np.testing.assert_allclose(narrow, wide, atol=0.1)
 
 
@@ -157,11 +165,16 @@ def test_a_device_without_room_for_the_weights_says_so(folders, monkeypatch):
 def test_old_names_poolers_and_tied_copies_load(folders, tmp_path):
     folder = shutil.copytree(folders["bert"], tmp_path / "old")
     weights = load_file(folder / "model.safetensors")
-    renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): item
-               for name, item in weights.items()}  # fmt: skip
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): item
+        for name, item in weights.items()
+    }
     bias = renamed.pop("cls.predictions.bias")
-    renamed |= {"cls.predictions.decoder.bias": bias, "bert.pooler.dense.bias": torch.zeros(32),
-                "cls.seq_relationship.bias": torch.zeros(2)}  # fmt: skip
+    renamed |= {
+        "cls.predictions.decoder.bias": bias,
+        "bert.pooler.dense.bias": torch.zeros(32),
+        "cls.seq_relationship.bias": torch.zeros(2),
+    }
     save_file(renamed, folder / "model.safetensors")
     np.testing.assert_array_equal(
         np.concatenate(ours(folder, SOURCES, CANDIDATES, every_second)),
@@ -213,8 +226,9 @@ def test_a_word_list_is_converted_and_an_empty_folder_is_not(folders, tmp_path):
     (folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
     texts = SENTENCES[:2]
-    for got, expected in zip(*(load_model(item).tokenizer.encode(texts) for item in (folder, folders["bert"])),
-                             strict=True):  # fmt: skip
+    for got, expected in zip(
+        *(load_model(item).tokenizer.encode(texts) for item in (folder, folders["bert"])), strict=True
+    ):
         np.testing.assert_array_equal(got.ids, expected.ids)
         np.testing.assert_array_equal(got.spans, expected.spans)
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Pieces
 from tokenizers import models, pre_tokenizers, trainers
 
 from diffscore_fast.backbones.gguf_llama import read_gguf, unpermuted, write_base_folder
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_left_to_right, pack_layouts
@@ -29,8 +29,10 @@ def pieces() -> Pieces:
     tokenizer = Pieces(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(SENTENCES * 3, trainers.BpeTrainer(
-        vocab_size=340, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False))  # fmt: skip
+    tokenizer.train_from_iterator(
+        SENTENCES * 3,
+        trainers.BpeTrainer(vocab_size=340, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False),
+    )
     return tokenizer
 
 
@@ -45,10 +47,17 @@ def small(tmp_path_factory):
     stored = json.loads(listed.to_str())["model"]
     tokens = sorted(stored["vocab"], key=stored["vocab"].__getitem__)
     config = transformers.LlamaConfig(
-        hidden_size=HEADS * WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS,
-        intermediate_size=96, vocab_size=len(tokens), max_position_embeddings=128, rms_norm_eps=1e-5,
-        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
+        hidden_size=HEADS * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        intermediate_size=96,
+        vocab_size=len(tokens),
+        max_position_embeddings=128,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
     twin = transformers.LlamaForCausalLM(config).eval()
     for parameter in twin.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape)
@@ -71,11 +80,19 @@ def small(tmp_path_factory):
     writer.add_token_merges([" ".join(pair) for pair in stored["merges"]])
 
     names = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers.": "blk.",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    }  # fmt: skip
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "model.layers.": "blk.",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
     for name, parameter in twin.named_parameters():
         theirs = name
         for one, other in names.items():

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diffscore_fast import DiffScorer
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
 from tests.support.checkpoints import PADDED_ROWS, save_diffusion_model
 
@@ -49,15 +50,17 @@ def twin_log_probs(folder, spec, context, target, masked, attention):
 @pytest.mark.parametrize("family", ["llada", "Dream"])
 def test_log_probs_equal_those_of_transformers_without_its_causal_mask(folders, family, attention):
     loaded = load_model(folders[family], dtype=torch.float32)
-    spec, pattern = loaded.backbone.spec, Attention(attention)
+    spec, pattern = loaded.backbone.spec, AttentionPattern(attention)
     contexts, targets = ([item.ids for item in loaded.tokenizer.encode(texts)] for texts in (SOURCES, CANDIDATES))
     rows, lengths = np.arange(3), np.array([len(item) for item in targets])
     masks = [np.arange(length) % 3 != 1 for length in lengths]
     plan = MaskPlan(rows, np.zeros_like(rows), lengths, np.concatenate(masks))
     laid_out = compose(spec, pattern, Sequences.build(contexts, rows, targets), plan)
     got = Runner(loaded.backbone, token_budget=20).run(*laid_out, pattern)
-    expected = [twin_log_probs(folders[family], spec, list(context), list(target), mask, attention)
-                for context, target, mask in zip(contexts, targets, masks, strict=True)]  # fmt: skip
+    expected = [
+        twin_log_probs(folders[family], spec, list(context), list(target), mask, attention)
+        for context, target, mask in zip(contexts, targets, masks, strict=True)
+    ]
     assert np.concatenate(expected).std() > 0.1
     np.testing.assert_allclose(got, np.concatenate(expected), atol=2e-5)
 
@@ -271,8 +274,10 @@ def test_no_text_spells_an_added_token_of_dream(folders, tmp_path):
     config = json.loads(path.read_text())
     last = max(map(int, config["added_tokens_decoder"])) + 1
     config["added_tokens_decoder"][str(last)] = {
-        **config["added_tokens_decoder"][str(last - 1)], "content": "<tool_call>", "special": False,
-    }  # fmt: skip
+        **config["added_tokens_decoder"][str(last - 1)],
+        "content": "<tool_call>",
+        "special": False,
+    }
     path.write_text(json.dumps(config))
     encoded = load_model(folder).tokenizer.encode(["a <tool_call> b"])[0]
     assert last not in encoded.ids and len(encoded.ids) > 5
@@ -314,8 +319,10 @@ def test_plain_rotary_positions_are_read_wherever_they_are_stated(folders, tmp_p
 @pytest.mark.parametrize("family", ["llada", "Dream"])
 def test_a_stored_head_that_equals_the_tied_one_is_accepted_and_an_untied_one_must_be_there(tmp_path, family):
     field = {"llada": "weight_tying", "Dream": "tie_word_embeddings"}[family]
-    words, head = {"llada": ("model.transformer.wte.weight", "model.transformer.ff_out.weight"),
-                   "Dream": ("model.embed_tokens.weight", "lm_head.weight")}[family]  # fmt: skip
+    words, head = {
+        "llada": ("model.transformer.wte.weight", "model.transformer.ff_out.weight"),
+        "Dream": ("model.embed_tokens.weight", "lm_head.weight"),
+    }[family]
     folder = save_diffusion_model(family, tmp_path / "tied", **{field: True})
     rewritten(folder, lambda whole: whole.update({head: whole[words].clone()}))
     backbone = load_model(folder).backbone

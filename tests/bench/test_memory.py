@@ -26,8 +26,9 @@ def test_a_file_of_each_number_of_rows_is_measured(tmp_path, monkeypatch):
     with (tmp_path / "memory.csv").open(newline="") as file:
         measured = list(csv.DictReader(file))
     assert [(row["file"], row["rows"], row["memory"]) for row in measured] == [
-        ("rows.csv", "3", "64M"), ("rows.csv", "5", "64M"),
-    ]  # fmt: skip
+        ("rows.csv", "3", "64M"),
+        ("rows.csv", "5", "64M"),
+    ]
     assert int(measured[0]["file_bytes"]) < int(measured[1]["file_bytes"])
     # Imported libraries take some hundreds of MiB: a wrong unit would be off by 1,024.
     assert all(100 << 20 < int(row["peak_bytes"]) < 2 << 30 for row in measured)

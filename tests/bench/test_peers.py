@@ -12,7 +12,7 @@ from bench.peers.naive import Naive, in_transformers
 from bench.peers.pll import PseudoLogLikelihood
 from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
-from diffscore_fast.engine.windows import Attention
+from diffscore_fast.engine.plan import AttentionPattern
 
 SOURCES = ["Two passengers were found dead on a cruise ship.", "The old river falls over the green house at night."]
 CANDIDATES = ["Two people died on a ship.", "It rained over the house and over the river."]
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny(folder):
-    return DiffScorer(folder, attention=Attention("full"))
+    return DiffScorer(folder, attention=AttentionPattern("full"))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_bartscore_tuned_equals_published_and_is_minus_the_mean_loss(tiny):
 @pytest.mark.parametrize("attention", ["prefix", "full"])
 def test_counted_operations_are_those_that_torch_counts(folder, attention):
     # torch sees the operations of its own functions alone.
-    scorer = DiffScorer(folder, attention=Attention("full"), implementation="reference")
+    scorer = DiffScorer(folder, attention=AttentionPattern("full"), implementation="reference")
 
     def score():
         # One draw: where windows differ in their number of masks, the reference pads the last layer's queries.

@@ -33,8 +33,11 @@ def test_an_older_file_gets_the_columns_it_lacks_and_keeps_its_rows(tmp_path):
     first, second, third = read(path)
     assert set(first) == {"date", "left", "name", "ratio", *CIRCUMSTANCES}
     assert {key: value for key, value in first.items() if value} == {
-        "date": "2020-01-01", "left": "7", "name": "a, b", "torch": "1.0",
-    }  # fmt: skip
+        "date": "2020-01-01",
+        "left": "7",
+        "name": "a, b",
+        "torch": "1.0",
+    }
     assert [(row["name"], row["ratio"], row["left"]) for row in (second, third)] == [("c", "2", ""), ("d", "3", "")]
     assert {row["torch"] for row in (second, third)} == {torch.__version__}
     assert [item.name for item in tmp_path.iterdir()] == ["rows.csv"]

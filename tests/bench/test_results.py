@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bench.records import RESULTS
-from diffscore_fast.backbones.load import EMBEDDED_MODELS
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
 
 
 @pytest.mark.parametrize("name", ["mini_quality.jsonl", "bounds.jsonl"])

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import kendalltau, rankdata
 
-from diffscore_fast.calibration import calibrate
 from diffscore_fast.cli import calibrate as calibrate_module
 from diffscore_fast.cli.main import main
+from diffscore_fast.scoring.calibrate import calibrate
 
 SOURCES = ["The cat sat.", "The cat sat on the mat.", "It rained.", "It rained all day and all night."]
 CANDIDATES = ["A cat sat.", "A cat sat.", "It was wet.", "It was wet."]
@@ -20,8 +20,9 @@ CANDIDATES = ["A cat sat.", "A cat sat.", "It was wet.", "It was wet."]
 
 def test_calibration_is_the_difference_of_two_scores(mini):
     found = {item.label: item for item in calibrate(mini, [*SOURCES, ""], [*CANDIDATES, "x"], draws=5)}
-    prefix, full = (mini.score(SOURCES, CANDIDATES, draws=5, coupling="independent", attention=name)
-                    for name in ("prefix", "full"))  # fmt: skip
+    prefix, full = (
+        mini.score(SOURCES, CANDIDATES, draws=5, coupling="independent", attention=name) for name in ("prefix", "full")
+    )
     everything = found["all rows"]
     difference = prefix.scores - full.scores
     assert everything.rows == 4

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from diffscore_fast.analysis.compare import compare
 from diffscore_fast.cli import compare as compare_module
 from diffscore_fast.cli.main import main
+from diffscore_fast.scoring.compare import compare
 
 SOURCES = ["The cat sat on the mat.", "It rained all day.", "Birds sing in spring."]
 A = ["A cat sat on a mat.", "It rained.", "Birds sing."]
@@ -34,8 +34,10 @@ def run(mini, monkeypatch, tmp_path):
 
 
 def rows(candidates, ids=(1, 2, 3)):
-    return [{"id": name, "source": source, "candidate": candidate}
-            for name, source, candidate in zip(ids, SOURCES, candidates, strict=True)]  # fmt: skip
+    return [
+        {"id": name, "source": source, "candidate": candidate}
+        for name, source, candidate in zip(ids, SOURCES, candidates, strict=True)
+    ]
 
 
 def test_two_files_two_columns_and_python_give_one_result(run, mini):
@@ -67,23 +69,48 @@ def test_files_are_joined_by_id(run):
 def test_the_table_says_what_was_left_out_and_what_differs(run):
     result = run("a.jsonl", "b.jsonl", a=rows([A[0], None, A[2]]), b=rows([B[0], B[1], ""]))
     assert result.exit_code == 3
-    for expected in ("rows compared", "left out, A: missing", "left out, B: empty_candidate", "95% interval", "p-value",
-                     "A cat sat on a mat.", "It snowed.", "signature version:"):  # fmt: skip
+    for expected in (
+        "rows compared",
+        "left out, A: missing",
+        "left out, B: empty_candidate",
+        "95% interval",
+        "p-value",
+        "A cat sat on a mat.",
+        "It snowed.",
+        "signature version:",
+    ):
         assert expected in result.output
     result = run("a.jsonl", "b.jsonl", a=["{", json.dumps(rows(A)[1])], b=["{", json.dumps(rows(B)[1])])
     assert result.exit_code == 3 and "left out, A: invalid_record" in result.output
 
 
 def test_options_of_score_are_options_of_compare(run, mini):
-    data = [{"refs": [source, "It rained."], "candidate": candidate}
-            for source, candidate in zip(SOURCES, A, strict=True)]  # fmt: skip
+    data = [
+        {"refs": [source, "It rained."], "candidate": candidate} for source, candidate in zip(SOURCES, A, strict=True)
+    ]
     other = [{**row, "candidate": candidate} for row, candidate in zip(data, B, strict=True)]
-    result = run("a.jsonl", "b.jsonl", "--json", "--references-column", "refs", "--aggregate", "mean", "--direction",
-                 "reverse", "--template", "simplification", a=data, b=other)  # fmt: skip
+    result = run(
+        "a.jsonl",
+        "b.jsonl",
+        "--json",
+        "--references-column",
+        "refs",
+        "--aggregate",
+        "mean",
+        "--direction",
+        "reverse",
+        "--template",
+        "simplification",
+        a=data,
+        b=other,
+    )
     assert result.exit_code == 0, result.output
     signature = json.loads(result.stdout)["signature"]
-    assert (signature["aggregate"], signature["template"], signature["direction"]) == ("mean", "simplification",
-                                                                                        "reverse")  # fmt: skip
+    assert (signature["aggregate"], signature["template"], signature["direction"]) == (
+        "mean",
+        "simplification",
+        "reverse",
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ def test_the_same_rows_have_the_same_scores_in_every_format(here):
                 assert row == reference
             elif "parquet" in name:
                 assert (row["score"], row["tokens"], row["status"]) == (
-                    reference["score"], reference["tokens"], reference["status"],
-                )  # fmt: skip
+                    reference["score"],
+                    reference["tokens"],
+                    reference["status"],
+                )
                 assert dict(row["profile"] or []) == (reference["profile"] or {})
                 spans = [list(span.values()) for span in row["token_scores"] or []]
                 assert spans == (reference["token_scores"] or [])

@@ -16,9 +16,9 @@ LIMITED = """
 import re, resource, sys
 from pathlib import Path
 import numpy as np
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.cli.main import main
-from diffscore_fast.cli import bound, score  # what is imported late
+from diffscore_fast.cli import bound, score# what is imported late
 from diffscore_fast.engine.runner import Runner
 
 np.ones((64, 64)) @ np.ones((64, 64))
@@ -57,9 +57,12 @@ def test_a_command_that_runs_out_of_memory_says_so(tmp_path, command, when, room
     options = ["--text-column", "candidate", "--block-size", "4"] if command == "bound" else ["--draws", "4"]
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, when, str(room), command, "in.jsonl", "-o", "out.jsonl", *options],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
-    )  # fmt: skip
+    )
     assert done.returncode == 2, done.stderr[-2000:]
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()

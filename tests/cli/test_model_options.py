@@ -37,16 +37,33 @@ def test_every_command_hands_them_on(command, monkeypatch):
 
     kind = "LikelihoodBounds" if command == "bound" else "DiffScorer"
     monkeypatch.setattr(import_module(f"diffscore_fast.cli.{command}"), kind, taken)
-    given = ["--model", "some", "--device", "cuda:1", "--dtype", "bfloat16", "--implementation", "triton",
-             "--memory", "1G", "--token-budget", "99"]  # fmt: skip
+    given = [
+        "--model",
+        "some",
+        "--device",
+        "cuda:1",
+        "--dtype",
+        "bfloat16",
+        "--implementation",
+        "triton",
+        "--memory",
+        "1G",
+        "--token-budget",
+        "99",
+    ]
     for arguments in (given, []):
         result = CliRunner().invoke(main, [*COMMANDS[command], *arguments])
         assert result.exit_code == 2 and "seen" in result.output, result.output
     (model, options), (_, defaults) = found
     options.pop("block_size", None), defaults.pop("block_size", None)
     assert model == "some"
-    assert options == {"device": "cuda:1", "dtype": torch.bfloat16, "implementation": "triton", "memory": 1 << 30,
-                       "token_budget": 99}  # fmt: skip
+    assert options == {
+        "device": "cuda:1",
+        "dtype": torch.bfloat16,
+        "implementation": "triton",
+        "memory": 1 << 30,
+        "token_budget": 99,
+    }
     assert defaults == {"device": "cpu", "implementation": "auto"}
 
 

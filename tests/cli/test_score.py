@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import parquet
 
-from diffscore_fast import scorer as scorer_module
 from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
 from diffscore_fast.errors import CheckpointError
+from diffscore_fast.scoring import scorer as scorer_module
 
 ROWS = [
     {"id": 7, "source": "The cat sat on the mat.", "candidate": "A cat sat."},
@@ -204,7 +204,7 @@ def test_empty_file_standard_streams_and_gzip(run):
 
 
 def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeypatch):
-    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)  # every row a batch of its own
+    monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)  # every row a batch of its own
     score_batch, done = mini._score_batch, []
 
     def stopped(*arguments):
@@ -225,7 +225,7 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
 def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini, monkeypatch, name):
-    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)
     run(content=b"\n".join(json.dumps(row).encode() for row in ROWS))
     arguments = ["score", "in.jsonl", "-o", name, "--draws", "2"]
     invoke = CliRunner().invoke
@@ -273,9 +273,14 @@ def test_what_cannot_be_resumed_is_said(run):
     Path("new.jsonl.partial").write_text("rows of something else\n")
     refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
     assert refused.exit_code == 2 and "is gone or damaged" in refused.output
-    for damaged in ("[]", "null", "{", '{"rows": 1}',
-                    '{"rows": "1", "bytes": 0, "statuses": {}, "input": "", "identity": ""}',
-                    '{"rows": -1, "bytes": 0, "statuses": {}, "input": "", "identity": ""}'):  # fmt: skip
+    for damaged in (
+        "[]",
+        "null",
+        "{",
+        '{"rows": 1}',
+        '{"rows": "1", "bytes": 0, "statuses": {}, "input": "", "identity": ""}',
+        '{"rows": -1, "bytes": 0, "statuses": {}, "input": "", "identity": ""}',
+    ):
         Path("new.jsonl.partial.state").write_text(damaged)
         refused = CliRunner().invoke(main, ["score", "in.jsonl", "-o", "new.jsonl", "--resume"])
         assert refused.exit_code == 2 and "is gone or damaged" in refused.output
@@ -310,7 +315,7 @@ def test_the_signature_lies_beside_the_output(run, mini):
 
 
 def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
-    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)
     score_batch, done = mini._score_batch, []
 
     def stopped(*arguments):
@@ -334,9 +339,13 @@ def test_what_is_shown_holds_nothing_that_moves_the_terminal(run):
 
 @pytest.mark.parametrize(
     ("arguments", "needed"),
-    [(["--alpha", "0.3"], "bidirectional"), (["--aggregate", "mean"], "--references-column"),
-     (["--max-draws", "9"], "--target-stderr"), (["--tagger", "x"], "--mask-words")],
-)  # fmt: skip
+    [
+        (["--alpha", "0.3"], "bidirectional"),
+        (["--aggregate", "mean"], "--references-column"),
+        (["--max-draws", "9"], "--target-stderr"),
+        (["--tagger", "x"], "--mask-words"),
+    ],
+)
 def test_an_option_that_would_do_nothing_is_refused(run, arguments, needed):
     result, rows = run(*arguments)
     assert result.exit_code == 2 and needed in result.output and rows is None
@@ -351,7 +360,7 @@ def test_info_names_versions_models_and_implementations():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_a_run_as_an_interrupt_does(run, mini, monkeypatch, number):
-    monkeypatch.setattr(scorer_module, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)
     score_batch, done = mini._score_batch, []
 
     def stopped(*arguments):

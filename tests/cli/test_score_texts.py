@@ -38,8 +38,14 @@ def run(mini, monkeypatch, tmp_path):
 def test_references_of_a_column(run, mini, how):
     result, rows = run("--references-column", "refs", "--aggregate", how, "--direction", "reverse")
     assert result.exit_code == 3, result.output
-    expected = mini.score(None, [row["candidate"] for row in ROWS], references=[row["refs"] for row in ROWS],
-                          aggregate=how, direction="reverse", **FEW)  # fmt: skip
+    expected = mini.score(
+        None,
+        [row["candidate"] for row in ROWS],
+        references=[row["refs"] for row in ROWS],
+        aggregate=how,
+        direction="reverse",
+        **FEW,
+    )
     assert [row["status"] for row in rows] == expected.status == ["skipped_reference", "ok", "missing"]
     assert [row["score"] for row in rows[:2]] == pytest.approx(expected.scores[:2], abs=1e-5)
     assert [row.get("reference", "none") for row in rows] == (

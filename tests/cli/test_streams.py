@@ -13,19 +13,22 @@ ROW = {"source": "The cat sat on the mat.", "candidate": "A cat “sat” – th
 COMMAND = f"{sys.executable} -m diffscore_fast.cli.main"
 SCORE = "score in.jsonl --draws 1"
 COMMANDS = {
-    "help": "score --help", "info": "info", "rows": f"{SCORE} -o - --quiet",
+    "help": "score --help",
+    "info": "info",
+    "rows": f"{SCORE} -o - --quiet",
     "heat map": f"{SCORE} -o out.jsonl --heatmap -",
     "bounds": "bound in.jsonl -o - --block-size 4 --text-column candidate --quiet",
     "compare": "compare in.jsonl --candidate-columns candidate other --draws 1 --resamples 20",
     "calibrate": "calibrate in.jsonl --draws 2",
-}  # fmt: skip
+}
 
 
 def shell(folder, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "in.jsonl").write_text(json.dumps(ROW) + "\n")
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, errors="replace",
-                          timeout=300, env=settings)  # fmt: skip
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, errors="replace", timeout=300, env=settings
+    )
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
@@ -41,8 +44,11 @@ def test_a_closed_pipe_ends_every_command_quietly(tmp_path, arguments):
 def test_a_pipe_closed_on_the_way_ends_a_run_that_reads_on(tmp_path):
     lines = "".join(json.dumps({**ROW, "candidate": f"row {i}"}) + "\n" for i in range(3000))
     (tmp_path / "many.jsonl").write_text(lines)
-    done = shell(tmp_path, f"{COMMAND} {SCORE.replace('in.', 'many.')} --direction marginal -o - --quiet | head -n 1; "
-                 "exit ${PIPESTATUS[0]}")  # fmt: skip
+    done = shell(
+        tmp_path,
+        f"{COMMAND} {SCORE.replace('in.', 'many.')} --direction marginal -o - --quiet | head -n 1; "
+        "exit ${PIPESTATUS[0]}",
+    )
     assert (done.returncode, done.stderr) == (141, "") and json.loads(done.stdout)["candidate"] == "row 0"
 
 

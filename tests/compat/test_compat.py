@@ -27,10 +27,22 @@ BARTSCORE = {
 BARTSCORE_DEFAULTS = {"max_length": 1024, "batch_size": 4, "agg": "mean"}
 # bert-score 0.3.13 from PyPI, bert_score/score.py.
 BERTSCORE = {
-    "cands": inspect.Parameter.empty, "refs": inspect.Parameter.empty, "model_type": None, "num_layers": None,
-    "verbose": False, "idf": False, "device": None, "batch_size": 64, "nthreads": 4, "all_layers": False, "lang": None,
-    "return_hash": False, "rescale_with_baseline": False, "baseline_path": None, "use_fast_tokenizer": False,
-}  # fmt: skip
+    "cands": inspect.Parameter.empty,
+    "refs": inspect.Parameter.empty,
+    "model_type": None,
+    "num_layers": None,
+    "verbose": False,
+    "idf": False,
+    "device": None,
+    "batch_size": 64,
+    "nthreads": 4,
+    "all_layers": False,
+    "lang": None,
+    "return_hash": False,
+    "rescale_with_baseline": False,
+    "baseline_path": None,
+    "use_fast_tokenizer": False,
+}
 
 
 @pytest.fixture(scope="module")

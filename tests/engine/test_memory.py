@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, LARGEST_PACK, LEAST_MEMORY, divide_memory, parse_size
-from diffscore_fast.engine.runner import Observation, Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences
+from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, MAX_PACK, MIN_MEMORY, divide_memory, parse_size
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
+from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import DeviceMemoryError, InputError
 from tests.support.networks import RotaryDecoder
 
@@ -50,7 +50,7 @@ class RandomMasks:
         return observed[0].log_probs
 
 
-def log_probs(runner: Runner, attention: Attention, draws: int = 8, progress=None) -> np.ndarray:
+def log_probs(runner: Runner, attention: AttentionPattern, draws: int = 8, progress=None) -> np.ndarray:
     generator = np.random.default_rng(0)
     contexts = [generator.integers(4, 50, size).astype(np.int32) for size in (9, 5, 7, 6)]
     targets = [generator.integers(4, 50, size).astype(np.int32) for size in (6, 11, 4, 9, 8)]
@@ -58,7 +58,9 @@ def log_probs(runner: Runner, attention: Attention, draws: int = 8, progress=Non
     return runner.evaluate(RandomMasks(sequences, draws), sequences, attention, progress)
 
 
-@pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "attention", [AttentionPattern("prefix"), AttentionPattern("full")], ids=lambda item: item.name
+)
 def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
     expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), attention)
     device = SmallDevice(room=30)
@@ -73,7 +75,7 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
 
 def test_a_window_that_no_device_has_room_for_is_an_error():
     with pytest.raises(DeviceMemoryError, match="no room for a window of"):
-        log_probs(Runner(SmallDevice(room=5)), Attention("full"))
+        log_probs(Runner(SmallDevice(room=5)), AttentionPattern("full"))
 
 
 def test_memory_that_the_callback_lacks_is_not_the_packs():
@@ -86,7 +88,7 @@ def test_memory_that_the_callback_lacks_is_not_the_packs():
             raise torch.OutOfMemoryError("the callback's own")
 
     with pytest.raises(torch.OutOfMemoryError, match="the callback's own"):
-        log_probs(runner, Attention("full"), progress=progress)
+        log_probs(runner, AttentionPattern("full"), progress=progress)
     assert len(told) == 2 and runner.token_budget == 20
 
 
@@ -96,13 +98,15 @@ def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_beh
     runner = Runner(device)
     for _ in range(2):
         with pytest.raises(DeviceMemoryError, match="no room for the keys and values"):
-            log_probs(runner, Attention("prefix"))
+            log_probs(runner, AttentionPattern("prefix"))
     device.room = 1000
-    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), Attention("prefix"))
-    np.testing.assert_allclose(log_probs(runner, Attention("prefix")), expected, atol=1e-5)
+    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), AttentionPattern("prefix"))
+    np.testing.assert_allclose(log_probs(runner, AttentionPattern("prefix")), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", [Attention("prefix"), Attention("full")], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "attention", [AttentionPattern("prefix"), AttentionPattern("full")], ids=lambda item: item.name
+)
 @pytest.mark.parametrize("plan_tokens", [1, 50])
 def test_a_plan_evaluated_in_parts_scores_the_same(attention, plan_tokens):
     """One row with many draws, or one large portion, is laid out piece by piece."""
@@ -113,21 +117,25 @@ def test_a_plan_evaluated_in_parts_scores_the_same(attention, plan_tokens):
 
 def test_a_budget_is_divided_and_too_little_is_refused():
     backbone = RotaryDecoder()
-    small, large = divide_memory(LEAST_MEMORY, backbone), divide_memory(LEAST_MEMORY * 4, backbone)
-    assert small.cache_bytes == LEAST_MEMORY // 2 and large.cache_bytes == 4 * small.cache_bytes
+    small, large = divide_memory(MIN_MEMORY, backbone), divide_memory(MIN_MEMORY * 4, backbone)
+    assert small.cache_bytes == MIN_MEMORY // 2 and large.cache_bytes == 4 * small.cache_bytes
     assert small.plan_tokens < large.plan_tokens
     assert divide_memory(None, backbone).token_budget == DEFAULT_TOKEN_BUDGET
     backbone.device = torch.device("cuda")
     assert divide_memory(None, backbone).token_budget > DEFAULT_TOKEN_BUDGET
-    assert divide_memory(1 << 40, backbone).token_budget == LARGEST_PACK
+    assert divide_memory(1 << 40, backbone).token_budget == MAX_PACK
     with pytest.raises(InputError, match="at least 64M"):
-        divide_memory(LEAST_MEMORY - 1, backbone)
+        divide_memory(MIN_MEMORY - 1, backbone)
 
 
 def test_sizes_are_read_as_people_write_them():
     assert [parse_size(text) for text in ("800M", "1.5g", "2 GiB", "4096", "1TB")] == [
-        800 << 20, 3 << 29, 2 << 30, 4096, 1 << 40,
-    ]  # fmt: skip
+        800 << 20,
+        3 << 29,
+        2 << 30,
+        4096,
+        1 << 40,
+    ]
     for text in ("", "M", "2X", "-1G", "1e9"):
         with pytest.raises(InputError, match="not understood"):
             parse_size(text)
@@ -141,12 +149,12 @@ from pathlib import Path
 from bench.timing import timed_with_peak
 from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
-from diffscore_fast.engine.memory import LEAST_MEMORY
-from diffscore_fast.estimators.masks import MaskDesign
-from diffscore_fast.estimators.reconstruction import ReconstructionConfig
-from diffscore_fast.scorer import ScoreConfig
+from diffscore_fast.engine.memory import MIN_MEMORY
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.reconstruction import ReconstructionConfig
+from diffscore_fast.scoring.config import ScoreConfig
 
-scorer = DiffScorer(tiny_model(Path(sys.argv[1])), memory=LEAST_MEMORY, cache_bytes=1 << 20)
+scorer = DiffScorer(tiny_model(Path(sys.argv[1])), memory=MIN_MEMORY, cache_bytes=1 << 20)
 config = ScoreConfig(reconstruction=ReconstructionConfig(design=MaskDesign(1, "uniform")))
 
 def score(count):
@@ -165,10 +173,14 @@ def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
     settings = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", GROWTH, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", GROWTH, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, **settings},
-    )  # fmt: skip
+    )
     # Portions are of 1,395 rows.
     few, many = (int(line) for line in done.stdout.split())
-    assert many < LEAST_MEMORY
+    assert many < MIN_MEMORY
     assert many - few < 4e6  # 2,800 more rows at once take 20 MB

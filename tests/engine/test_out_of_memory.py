@@ -8,25 +8,31 @@ import numpy as np
 import pytest
 import torch
 
+from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import Attention
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory
 from tests.engine.test_memory import log_probs
 from tests.support.networks import RotaryDecoder
 
 ERRORS = [
     torch.OutOfMemoryError("no room"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
-                 "to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+        "to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
     RuntimeError("std::bad_alloc"),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("unable to mmap 100 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
     MemoryError(),
     MemoryError("std::bad_alloc"),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
-]  # fmt: skip
-OTHERS = [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), OSError(errno.ENOSPC, "No space left on device"),
-          ValueError("out of memory"), KeyError("bad_alloc")]  # fmt: skip
+]
+OTHERS = [
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    ValueError("out of memory"),
+    KeyError("bad_alloc"),
+]
 
 
 class Full(RotaryDecoder):
@@ -55,9 +61,9 @@ def test_real_errors_of_memory_are_told_from_others():
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_packs_are_halved_whatever_the_error_of_memory(error):
-    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), Attention("full"))
+    expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), AttentionPattern("full"))
     device = Full(30, error)
-    np.testing.assert_allclose(log_probs(Runner(device), Attention("full")), expected, atol=1e-5)
+    np.testing.assert_allclose(log_probs(Runner(device), AttentionPattern("full")), expected, atol=1e-5)
     assert 0 < device.failures < 10
 
 
@@ -65,7 +71,7 @@ def test_packs_are_halved_whatever_the_error_of_memory(error):
 @pytest.mark.parametrize("attention", ["full", "prefix"])
 def test_what_never_fits_is_the_typed_error(error, attention):
     with pytest.raises(DeviceMemoryError, match="no room for"):
-        log_probs(Runner(Full(5, error)), Attention(attention))
+        log_probs(Runner(Full(5, error)), AttentionPattern(attention))
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)
@@ -73,7 +79,7 @@ def test_what_never_fits_is_the_typed_error(error, attention):
 def test_other_errors_are_neither_retried_nor_renamed(error, attention):
     device = Full(5, error)
     with pytest.raises(type(error)) as caught:
-        log_probs(Runner(device), Attention(attention))
+        log_probs(Runner(device), AttentionPattern(attention))
     assert caught.value is error and device.failures == 1
 
 

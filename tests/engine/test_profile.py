@@ -24,8 +24,11 @@ def test_nested_stages_are_counted_once_and_the_rest_is_other(monkeypatch):
     assert (profile.seconds["windows"], profile.seconds["attention"], profile.other_seconds) == (2, 30, 400)
     assert sum(seconds for _, _, seconds in profile.rows()) == pytest.approx(profile.wall_seconds)
     assert [(name, calls) for name, calls, _ in profile.rows()] == [
-        ("read", 3), ("windows", 1), ("attention", 1), ("other", 0),
-    ]  # fmt: skip
+        ("read", 3),
+        ("windows", 1),
+        ("attention", 1),
+        ("other", 0),
+    ]
 
 
 def test_nothing_is_counted_outside_of_a_profile_or_after_an_error():

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.tiny_model import tiny_model
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.engine import runner as runner_module
 from diffscore_fast.engine.check import check_packing
-from diffscore_fast.engine.runner import Observation, Runner
-from diffscore_fast.engine.windows import Attention, MaskPlan, Sequences, compose
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
+from diffscore_fast.engine.runner import Runner
+from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
 from diffscore_fast.ops import LINEAR
 from tests.support.networks import BagOfTokens, RotaryDecoder, dense_log_probs
 
-FULL, PREFIX = Attention("full"), Attention("prefix")
+FULL, PREFIX = AttentionPattern("full"), AttentionPattern("prefix")
 
 
 def make_plan(spans: list[tuple[int, int, int, list[bool]]]) -> MaskPlan:
@@ -30,7 +31,7 @@ def make_plan(spans: list[tuple[int, int, int, list[bool]]]) -> MaskPlan:
     return MaskPlan(*(np.array(item, dtype=np.int64) for item in (sequence, start, stop)), flat)
 
 
-def random_case(generator: np.random.Generator, attention: Attention, vocab: int, has_start: int = 1):
+def random_case(generator: np.random.Generator, attention: AttentionPattern, vocab: int, has_start: int = 1):
     """Contexts, targets and spans; in `block`, spans are blocks of the line."""
     contexts = [generator.integers(4, vocab, generator.integers(0, 7)).astype(np.int32) for _ in range(3)]
     context_of = generator.integers(0, 3, 5)
@@ -74,7 +75,9 @@ def test_log_probs_encode_row_position_and_what_was_seen(attention, shift, resta
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    attention=st.sampled_from([FULL, PREFIX, Attention("block", 1), Attention("block", 2), Attention("block", 4)]),
+    attention=st.sampled_from(
+        [FULL, PREFIX, AttentionPattern("block", 1), AttentionPattern("block", 2), AttentionPattern("block", 4)]
+    ),
     shift=st.sampled_from([0, 1]),
     budget=st.sampled_from([1, 13, 4096]),
     cache_bytes=st.sampled_from([1, 4000, 1 << 20]),
@@ -86,29 +89,40 @@ def test_engine_equals_dense_computation(seed, attention, shift, budget, cache_b
     sequences = Sequences.build(contexts, context_of, targets)
     runner = Runner(backbone, token_budget=budget, cache_bytes=cache_bytes)
     got = runner.run(*compose(backbone.spec, attention, sequences, make_plan(spans)), attention)
-    expected = np.concatenate([
-        dense_log_probs(backbone, attention, contexts[context_of[sequence]].tolist(), targets[sequence].tolist(),
-                        masked, start, stop)
-        for sequence, start, stop, masked in spans
-    ])  # fmt: skip
+    expected = np.concatenate(
+        [
+            dense_log_probs(
+                backbone,
+                attention,
+                contexts[context_of[sequence]].tolist(),
+                targets[sequence].tolist(),
+                masked,
+                start,
+                stop,
+            )
+            for sequence, start, stop, masked in spans
+        ]
+    )
     np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_block_answers_do_not_depend_on_which_blocks_are_asked():
     backbone = RotaryDecoder(logit_shift=1)
-    attention = Attention("block", 4)
+    attention = AttentionPattern("block", 4)
     sequences = Sequences.build([np.zeros(0, np.int32)], np.array([0]), [np.arange(4, 19, dtype=np.int32)])
     blocks = [(0, 0, 3, [True] * 3), (0, 3, 7, [True] * 4), (0, 7, 11, [True] * 4), (0, 11, 15, [True] * 4)]
     together = Runner(backbone).run(*compose(backbone.spec, attention, sequences, make_plan(blocks)), attention)
-    alone = [Runner(backbone).run(*compose(backbone.spec, attention, sequences, make_plan([item])), attention)
-             for item in blocks]  # fmt: skip
+    alone = [
+        Runner(backbone).run(*compose(backbone.spec, attention, sequences, make_plan([item])), attention)
+        for item in blocks
+    ]
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-5)
 
 
 def test_nested_prefixes_are_one_cached_sequence():
     """The blocks of a text share one clean pass; nothing is computed once per block."""
     backbone = BagOfTokens(restart_positions=False)
-    attention = Attention("block", 4)
+    attention = AttentionPattern("block", 4)
     sequences = Sequences.build([np.zeros(0, np.int32)], np.array([0]), [np.arange(4, 19, dtype=np.int32)])
     blocks = [(0, 0, 3, [True] * 3), (0, 3, 7, [True] * 4), (0, 7, 11, [True] * 4), (0, 11, 15, [True] * 4)]
     prefixes, windows = compose(backbone.spec, attention, sequences, make_plan(blocks))
@@ -207,7 +221,7 @@ def test_a_network_that_leaks_or_is_nan_fails_its_check(fault):
             out = super().attention_outputs(layer, hidden, attended)
             return out + out.mean(0) if fault == "leak" else out * torch.nan
 
-    for attention in (FULL, PREFIX, Attention("block", 2)):
+    for attention in (FULL, PREFIX, AttentionPattern("block", 2)):
         check_packing(Runner(BagOfTokens(restart_positions=True)), attention)
         check_packing(Runner(RotaryDecoder()), attention)
     with pytest.raises(CheckpointError, match="neighbours|beside|finite"):
@@ -226,7 +240,7 @@ def test_in_sixteen_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_n
             out = super().attention_outputs(layer, hidden, attended)
             return out + out.mean(0)
 
-    for attention in (FULL, PREFIX, Attention("block", 2)):
+    for attention in (FULL, PREFIX, AttentionPattern("block", 2)):
         check_packing(Runner(Rounding(dtype=torch.bfloat16)), attention)
         with pytest.raises(CheckpointError, match="beside"):
             check_packing(Runner(Rounding()), attention)
@@ -245,7 +259,7 @@ def test_products_whose_bits_depend_on_the_number_of_rows_fail_the_check(monkeyp
         y = sound.function(x, *others)
         return y * (1 + 2 * torch.finfo(dtype).eps) if len(x) == 1 else y
 
-    for attention in (FULL, PREFIX, Attention("block", 4)):
+    for attention in (FULL, PREFIX, AttentionPattern("block", 4)):
         check_packing(runner, attention)
     monkeypatch.setitem(LINEAR.implementations, name, replace(sound, function=faulty))
     for attention in (FULL, PREFIX):
@@ -281,7 +295,7 @@ def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkey
     assert len(told) == len(packs)
 
 
-@pytest.mark.parametrize("attention", [FULL, PREFIX, Attention("block", 4)], ids=lambda item: item.name)
+@pytest.mark.parametrize("attention", [FULL, PREFIX, AttentionPattern("block", 4)], ids=lambda item: item.name)
 def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention):
     """On the device `meta`, whose tensors have no values and mix with no others; only results come to the host."""
     backbone, shapes = load_model(tiny_model(tmp_path), dtype=torch.float32).backbone.to("meta"), []
@@ -306,7 +320,7 @@ def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("attention", [FULL, PREFIX, Attention("block", 4)], ids=lambda item: item.name)
+@pytest.mark.parametrize("attention", [FULL, PREFIX, AttentionPattern("block", 4)], ids=lambda item: item.name)
 def test_a_gpu_gives_what_the_cpu_gives(attention):
     contexts, context_of, targets, spans = random_case(np.random.default_rng(1), attention, 40)
     found = []

@@ -56,8 +56,11 @@ def test_separators_and_long_fields_neither_split_nor_vanish(tmp_path):
 def test_a_broken_line_is_a_record_with_a_problem_and_its_neighbours_are_read(tmp_path, line, problem):
     records, _ = read(tmp_path, b"a,b\n1,2\n" + line + b"\n3,4\n5,6")
     assert [record.fields and list(record.fields.values()) for record in records] == [
-        ["1", "2"], None, ["3", "4"], ["5", "6"],
-    ]  # fmt: skip
+        ["1", "2"],
+        None,
+        ["3", "4"],
+        ["5", "6"],
+    ]
     assert problem in records[1].problem and records[1].raw == line
 
 
@@ -67,7 +70,7 @@ def test_a_quote_that_closes_in_a_later_row_costs_one_row(tmp_path):
 
 
 def test_a_quote_that_is_never_closed_is_given_up_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(delimited, "LONGEST_QUOTED", 100)
+    monkeypatch.setattr(delimited, "MAX_QUOTED", 100)
     records, reader = read(tmp_path, b'a,b\n1,"x\n' + b"2,y\n" * 1000)
     assert [record.fields is None for record in records] == [True] + [False] * 1000
     records, _ = read(tmp_path, b'a,b\n1,"' + b"x" * 1000 + b'\ny"\n')  # a long line by itself is no sign of it
@@ -124,8 +127,11 @@ def test_csv_to_tsv_and_back_keeps_every_value(tmp_path):
     run = run_lengths(tmp_path / "in.csv", tmp_path / "out.tsv")
     lines = (tmp_path / "out.tsv").read_text(encoding="utf-8").split("\n")
     assert [line.split("\t")[:2] for line in lines[1:-1]] == [
-        [r"a\tb", "1,2"], [r"c\nd\r", ""], ['"', "e"], [r"\\t\\", r"\\x"],
-    ]  # fmt: skip
+        [r"a\tb", "1,2"],
+        [r"c\nd\r", ""],
+        ['"', "e"],
+        [r"\\t\\", r"\\x"],
+    ]
     assert run._writer.escaped_rows == 3
     for quoting, values in (("escaped", expected), ("auto", [line.split("\t")[:2] for line in lines[1:-1]])):
         reader = DelimitedReader(str(tmp_path / "out.tsv"), "tsv", DialectOptions(quoting=quoting))
@@ -140,9 +146,14 @@ def test_csv_to_tsv_and_back_keeps_every_value(tmp_path):
 
 
 HOSTILE_TSV = [
-    b'1\t"Open quote only\tA cat', b'2\tends with a quote"\tB', b'3\t"whole"\t"C"', b'4\ta "b" c\t""', b"5\ta\rb\tc",
-    b"6\t\\t is no tab\t\\\\", b"7\tlast\t\rz",
-]  # fmt: skip
+    b'1\t"Open quote only\tA cat',
+    b'2\tends with a quote"\tB',
+    b'3\t"whole"\t"C"',
+    b'4\ta "b" c\t""',
+    b"5\ta\rb\tc",
+    b"6\t\\t is no tab\t\\\\",
+    b"7\tlast\t\rz",
+]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])

@@ -13,11 +13,36 @@ from tests.support import rows as support
 from tests.support.rows import run_lengths
 
 FILES = 60  # of each dialect
-PIECES = [b'"', b'""', b"\t", b",", b";", b"\r", b"\0", b"\xef\xbb\xbf", b"\xff", b"\xed\xa0\x80", b"\\",
-          b"\\t", b"\\n", b" ", b"a", b"word", "\u2028".encode(), "\u0085".encode(), b"\x1a",
-          "\U0001f600".encode(), b"\x0b"]  # fmt: skip
-DIALECTS = [("tsv", "auto", b"\t"), ("tsv", "escaped", b"\t"), ("csv", "none", b";"), ("csv", "auto", b","),
-            ("tsv", "rfc4180", b"\t")]  # fmt: skip
+PIECES = [
+    b'"',
+    b'""',
+    b"\t",
+    b",",
+    b";",
+    b"\r",
+    b"\0",
+    b"\xef\xbb\xbf",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\\",
+    b"\\t",
+    b"\\n",
+    b" ",
+    b"a",
+    b"word",
+    "\u2028".encode(),
+    "\u0085".encode(),
+    b"\x1a",
+    "\U0001f600".encode(),
+    b"\x0b",
+]
+DIALECTS = [
+    ("tsv", "auto", b"\t"),
+    ("tsv", "escaped", b"\t"),
+    ("csv", "none", b";"),
+    ("csv", "auto", b","),
+    ("tsv", "rfc4180", b"\t"),
+]
 
 
 def hostile_file(generator: random.Random, mark: bytes) -> tuple[bytes, list[bytes]]:
@@ -27,8 +52,10 @@ def hostile_file(generator: random.Random, mark: bytes) -> tuple[bytes, list[byt
     lines = []
     for _ in range(generator.randint(0, 12)):
         pieces = [mark] * generator.choice([0, 1, 4]) + PIECES
-        fields = [b"".join(generator.choices(pieces, k=generator.randint(0, 5)))
-                  for _ in range(max(1, len(names) + generator.choice([0, 0, 0, -1, 1, 3])))]  # fmt: skip
+        fields = [
+            b"".join(generator.choices(pieces, k=generator.randint(0, 5)))
+            for _ in range(max(1, len(names) + generator.choice([0, 0, 0, -1, 1, 3])))
+        ]
         lines.append(mark.join(fields).removesuffix(b"\r"))
     beginning = generator.choice([b"", b"", b"\xef\xbb\xbf"]) + generator.choice([b"", b"", b"sep=" + mark + line_end])
     content = beginning + line_end.join([mark.join(names), *lines])
@@ -82,8 +109,17 @@ def test_rows_in_are_rows_out(tmp_path, form, quoting, mark):
 def test_a_run_stopped_anywhere_goes_on_to_the_same_bytes(tmp_path, monkeypatch, form, quoting, mark):
     options = DialectOptions(None if mark == b"," else mark.decode(), quoting)
     line_end, check = b"\r\n", support.check_text
-    rows = [b"one" + mark + b"1", b"short", b"", b"", b"long" + mark * 3, b"wrong" + mark * 4 + b"x", 
-            b'a"b' + mark + b"2", b"\xff" + mark + b"3", b"last" + mark + b"4"]  # fmt: skip
+    rows = [
+        b"one" + mark + b"1",
+        b"short",
+        b"",
+        b"",
+        b"long" + mark * 3,
+        b"wrong" + mark * 4 + b"x",
+        b'a"b' + mark + b"2",
+        b"\xff" + mark + b"3",
+        b"last" + mark + b"4",
+    ]
     beginning = b"\xef\xbb\xbfsep=" + mark
     source, target = tmp_path / f"in.{form}", tmp_path / f"out.{form}"
     source.write_bytes(line_end.join([beginning, b"text" + mark + b"x" + mark, *rows, b""]))

@@ -25,17 +25,30 @@ def same(value: str | None, form: str) -> str | None:
     return value or "" if form in ("csv", "tsv") else value
 
 
-@pytest.mark.parametrize(("name", "form"), [
-    ("a.jsonl", "jsonl"), ("A.JSON", "jsonl"), ("b.ndjson.zst", "jsonl"), ("c.csv.gz", "csv"), ("d.x.tsv", "tsv"),
-    ("e.parquet", "parquet"), ("f", None), ("g.txt", None), ("h.gz", None), ("csv", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.jsonl", "jsonl"),
+        ("A.JSON", "jsonl"),
+        ("b.ndjson.zst", "jsonl"),
+        ("c.csv.gz", "csv"),
+        ("d.x.tsv", "tsv"),
+        ("e.parquet", "parquet"),
+        ("f", None),
+        ("g.txt", None),
+        ("h.gz", None),
+        ("csv", None),
+    ],
+)
 def test_names_stand_for_formats(name, form):
     assert format_of(f"some.folder/{name}") == form
 
 
 @settings(deadline=None)
-@given(rows=st.lists(st.fixed_dictionaries({"id": texts, "text": texts | st.none(), "a,b\t\n": texts}), max_size=4),
-       names=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)))  # fmt: skip
+@given(
+    rows=st.lists(st.fixed_dictionaries({"id": texts, "text": texts | st.none(), "a,b\t\n": texts}), max_size=4),
+    names=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
+)
 def test_every_value_survives_every_pair_of_formats(tmp_path_factory, rows, names):
     folder = tmp_path_factory.mktemp("pair")
     source, target = folder / names[0], folder / f"out_{names[1]}"
@@ -55,11 +68,19 @@ def test_every_value_survives_every_pair_of_formats(tmp_path_factory, rows, name
 
 
 BROKEN = {
-    "jsonl": [b"{", b"[1]", b'{"text": 1} x', b'{"text": "\xff"}', b'"\\', b'{"a": 1, "a": 2}',
-              b"\xff\xfe{\0}\0", b"text,a"],
+    "jsonl": [
+        b"{",
+        b"[1]",
+        b'{"text": 1} x',
+        b'{"text": "\xff"}',
+        b'"\\',
+        b'{"a": 1, "a": 2}',
+        b"\xff\xfe{\0}\0",
+        b"text,a",
+    ],
     "csv": [b"1,2,3", b'"a"b,c', b"a\rb,c", b"\xff,b", b"a,\xed\xa0\x80", b",,x", b"\0,\0,\0"],
     "tsv": [b"1\t2\t3", b"\xff\tb", b"1,2\t\t3", b'\t\t"', b"\0\t\0\t\0"],
-}  # fmt: skip
+}
 
 
 @settings(deadline=None)
@@ -109,8 +130,16 @@ def test_a_cut_file_keeps_its_rows_and_says_where_it_ends(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08garbage", b"\x28\xb5\x2f\xfdgarbage", bytes(range(128, 256)) * 9,
-                                     "text\nä\n".encode("utf-16"), b"PAR1PAR1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x1f\x8b\x08garbage",
+        b"\x28\xb5\x2f\xfdgarbage",
+        bytes(range(128, 256)) * 9,
+        "text\nä\n".encode("utf-16"),
+        b"PAR1PAR1",
+    ],
+)
 def test_what_is_no_file_of_rows_is_refused_by_name(tmp_path, name, content, capsys):
     (tmp_path / name).write_bytes(content)
     if name == "rows.jsonl" and content[:1] in b"\x80P":  # a line like any other, and a row that fails
@@ -145,15 +174,18 @@ def test_broken_rows_at_the_start_refuse_no_file_and_are_said_at_once(tmp_path, 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "tsv"])
 def test_a_common_fault_is_said_only_where_it_is_common(tmp_path, capsys, form):
     for lines, expected in (
-        ([EMPTY_LINE[form]] * 120, "each of the first 100 rows fails in the same way: the field 'text' is empty. If the"
-                                   " texts are in another field, name it with --text-column"),
+        (
+            [EMPTY_LINE[form]] * 120,
+            "each of the first 100 rows fails in the same way: the field 'text' is empty. If the"
+            " texts are in another field, name it with --text-column",
+        ),
         ([EMPTY_LINE[form]] * 99 + [GOOD_LINE[form]], ""),
         ([BROKEN_LINE[form]] * 99 + [EMPTY_LINE[form]], ""),
         ([BROKEN_LINE[form]] * 99 + [GOOD_LINE[form]], ""),
         ([BROKEN_LINE[form]], "the only row fails: line"),
         ([GOOD_LINE[form]], ""),
         ([], ""),
-    ):  # fmt: skip
+    ):
         (tmp_path / f"in.{form}").write_bytes(b"\n".join(HEADER[form] + lines))
         run = run_lengths(tmp_path / f"in.{form}", tmp_path / "out.jsonl")
         assert run.statuses.total() == len(lines)
@@ -199,8 +231,11 @@ def test_a_field_of_json_lines_that_comes_late_has_no_column(tmp_path, form):
     run_lengths(tmp_path / "in.jsonl", tmp_path / f"out.{form}")
     rows = read_rows(tmp_path / f"out.{form}")
     assert {name: rows[0][name] for name in ("text", "n", "o", "u")} == {
-        "text": "a", "n": "1.10", "o": '{"b" : [1e400]}', "u": "\\ud800",
-    }  # fmt: skip
+        "text": "a",
+        "n": "1.10",
+        "o": '{"b" : [1e400]}',
+        "u": "\\ud800",
+    }
     assert len(rows) == 101 and rows[100]["status"] == "invalid_record"
     assert rows[100]["message"].startswith("line 101 has a field 'late'") and '"late": 1' in rows[100]["message"]
 

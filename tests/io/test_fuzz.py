@@ -28,11 +28,27 @@ TEXTS = [
 ]
 VALUES = ["null", "true", "-0", "1e999", "NaN", "-Infinity", "9" * 4000, "[]", "{}", '[{"a": [1, {"b": "]}"}]}]']
 BROKEN = [
-    b"{", b"}", b"nope", b'{"text": "a"', b'{"text": "a}', b'{"text" "a"}', b'{"text": "\xff"}', b"[1, 2]", b"7",
-    b'"\\', b'{"a": 1, "a": 2}', b"[" * 2000, b'{"x": ' + b"[" * 990 + b"]" * 990 + b"}", b"\0",
-    b"\xff\xfe{", b"'text'",
-    b'{"text": "a"} x', b'{"text": "\x01"}', b'{"text": +1}', b"\xef\xbb\xbf{}",
-]  # fmt: skip
+    b"{",
+    b"}",
+    b"nope",
+    b'{"text": "a"',
+    b'{"text": "a}',
+    b'{"text" "a"}',
+    b'{"text": "\xff"}',
+    b"[1, 2]",
+    b"7",
+    b'"\\',
+    b'{"a": 1, "a": 2}',
+    b"[" * 2000,
+    b'{"x": ' + b"[" * 990 + b"]" * 990 + b"}",
+    b"\0",
+    b"\xff\xfe{",
+    b"'text'",
+    b'{"text": "a"} x',
+    b'{"text": "\x01"}',
+    b'{"text": +1}',
+    b"\xef\xbb\xbf{}",
+]
 ENDS = [b"\n", b"\r\n", b"\n\n", b" \n\t\n"]
 OUTPUTS = ["jsonl", "csv", "parquet"]
 
@@ -118,8 +134,14 @@ def test_parquet(tmp_path, seed):
         ]
         strings = pyarrow.Array.from_buffers(pyarrow.string(), count, pyarrow.array(raw, pyarrow.binary()).buffers())
         lists = pyarrow.ListArray.from_arrays(pyarrow.array(range(count + 1), pyarrow.int32()), strings)
-        table = pyarrow.table({"text": strings, "list": lists, "n": pyarrow.array([chance.random()] * count),
-                               "struct": pyarrow.StructArray.from_arrays([strings], ["s"])})  # fmt: skip
+        table = pyarrow.table(
+            {
+                "text": strings,
+                "list": lists,
+                "n": pyarrow.array([chance.random()] * count),
+                "struct": pyarrow.StructArray.from_arrays([strings], ["s"]),
+            }
+        )
         table = table.select(["text", *chance.sample(["list", "n", "struct"], chance.randrange(4))])
         compression = chance.choice(["none", "snappy", "zstd"])
         parquet.write_table(

@@ -120,8 +120,12 @@ def test_a_cut_archive_of_an_array_says_where(tmp_path):
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=st.lists(st.dictionaries(st.text(), json_values), max_size=5), escaped=st.booleans(),
-       indent=st.sampled_from([None, 0, 1, "\t"]), chunk=st.integers(1, 9))  # fmt: skip
+@given(
+    rows=st.lists(st.dictionaries(st.text(), json_values), max_size=5),
+    escaped=st.booleans(),
+    indent=st.sampled_from([None, 0, 1, "\t"]),
+    chunk=st.integers(1, 9),
+)
 def test_any_array_gives_its_objects(tmp_path_factory, rows, escaped, indent, chunk):
     content = json.dumps(rows, ensure_ascii=escaped, indent=indent).encode("utf-8", "backslashreplace")
     with pytest.MonkeyPatch.context() as patch:

@@ -80,8 +80,11 @@ json_values = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=st.lists(st.dictionaries(st.text().filter(lambda key: key != "score"), json_values), max_size=5),
-       escaped=st.booleans(), indent=st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]))  # fmt: skip
+@given(
+    rows=st.lists(st.dictionaries(st.text().filter(lambda key: key != "score"), json_values), max_size=5),
+    escaped=st.booleans(),
+    indent=st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]),
+)
 def test_every_extra_column_comes_back_byte_for_byte(tmp_path_factory, rows, escaped, indent):
     folder = tmp_path_factory.mktemp("round")
     lines = []

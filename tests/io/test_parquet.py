@@ -44,16 +44,21 @@ def test_columns_and_schema_come_back_exactly_with_typed_ones_behind(tmp_path):
     assert kept.equals(before) and kept.schema.equals(before.schema, check_metadata=True)
     added = {name: str(after.schema.field(name).type) for name in ADDED}
     assert added == {
-        "score": "double", "tokens": "int64", "status": "string", "message": "string",
-        "profile": "map<string, double ('profile')>", "interval": "list<element: double>",
+        "score": "double",
+        "tokens": "int64",
+        "status": "string",
+        "message": "string",
+        "profile": "map<string, double ('profile')>",
+        "interval": "list<element: double>",
         "token_scores": "list<element: struct<start: int64, end: int64, log_prob: double>>",
-    }  # fmt: skip
+    }
     assert after["status"].to_pylist() == ["ok", "missing", "empty_text", "ok"]
     assert after["score"].to_pylist() == [-2.0, None, None, -3.0]
     assert after["profile"].to_pylist()[0] == [("0.1", -2.0), ("0.2", None)]
     assert after["token_scores"].to_pylist()[:2] == [
-        [{"start": 0, "end": 1, "log_prob": -2.0}, {"start": 1, "end": 2, "log_prob": None}], None,
-    ]  # fmt: skip
+        [{"start": 0, "end": 1, "log_prob": -2.0}, {"start": 1, "end": 2, "log_prob": None}],
+        None,
+    ]
 
 
 def test_values_in_json_lines_are_exact_or_text(tmp_path):
@@ -61,20 +66,32 @@ def test_values_in_json_lines_are_exact_or_text(tmp_path):
     run_lengths(tmp_path / "in.parquet", tmp_path / "out.jsonl")
     first, second = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()[:2])
     assert {name: first[name] for name in TABLE.column_names} == {
-        "text": "NA", "id": 2**63 - 1, "unsigned": 2**64 - 1, "kind": "a", "at": "1970-01-01 00:00:00.000000001Z",
-        "took": "1", "price": "1.10", "nested": {"days": ["2020-01-01"], "x": 0.1}, "bytes": "/wA=",
-        "map": [["k", 1]], "pair": [1, 2], "small": 0.10000000149011612, "large": "x", "nothing": None,
-    }  # fmt: skip
+        "text": "NA",
+        "id": 2**63 - 1,
+        "unsigned": 2**64 - 1,
+        "kind": "a",
+        "at": "1970-01-01 00:00:00.000000001Z",
+        "took": "1",
+        "price": "1.10",
+        "nested": {"days": ["2020-01-01"], "x": 0.1},
+        "bytes": "/wA=",
+        "map": [["k", 1]],
+        "pair": [1, 2],
+        "small": 0.10000000149011612,
+        "large": "x",
+        "nothing": None,
+    }
     assert second["text"] is None and second["small"] == "inf" and second["status"] == "missing"
 
 
 def test_large_files_keep_their_rows_through_row_groups_and_changing_dictionaries(tmp_path):
     count = GROUP_ROWS + 1000
     parts = [
-        pyarrow.table({"text": [f"t{i}" for i in part], "kind": pyarrow.array([str(i // 7) for i in part])
-                       .dictionary_encode()})
+        pyarrow.table(
+            {"text": [f"t{i}" for i in part], "kind": pyarrow.array([str(i // 7) for i in part]).dictionary_encode()}
+        )
         for part in (range(count // 2), range(count // 2, count))
-    ]  # fmt: skip
+    ]
     with parquet.ParquetWriter(tmp_path / "in.parquet", parts[0].schema) as writer:
         for part in parts:
             writer.write_table(part)
@@ -129,11 +146,14 @@ def test_a_column_of_categories_that_is_not_utf_8_costs_its_row_group(tmp_path):
 def test_text_inside_lists_structs_and_maps_that_is_not_utf_8_fails_its_row(tmp_path):
     bad = not_utf_8(pyarrow.string())
     ends = pyarrow.array([0, 1, 2, 3, 4], pyarrow.int32())
-    table = pyarrow.table({
-        "text": ["a", "b", "c", "d"], "list": pyarrow.ListArray.from_arrays(ends, bad),
-        "struct": pyarrow.StructArray.from_arrays([bad], ["x"]),
-        "map": pyarrow.MapArray.from_arrays(ends, pyarrow.array(["k"] * 4), bad),
-    })  # fmt: skip
+    table = pyarrow.table(
+        {
+            "text": ["a", "b", "c", "d"],
+            "list": pyarrow.ListArray.from_arrays(ends, bad),
+            "struct": pyarrow.StructArray.from_arrays([bad], ["x"]),
+            "map": pyarrow.MapArray.from_arrays(ends, pyarrow.array(["k"] * 4), bad),
+        }
+    )
     parquet.write_table(table, tmp_path / "in.parquet")
     run_lengths(tmp_path / "in.parquet", tmp_path / "out.parquet")
     after = parquet.read_table(tmp_path / "out.parquet")
@@ -184,8 +204,13 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "empty.parquet").write_bytes(b"")
     twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
     parquet.write_table(twice, tmp_path / "twice.parquet")
-    for name, message in [("cut", "as Parquet"), ("text", "as Parquet"), ("empty", "as Parquet"),
-                          ("twice", "'a' twice"), ("none", "No such file")]:  # fmt: skip
+    for name, message in [
+        ("cut", "as Parquet"),
+        ("text", "as Parquet"),
+        ("empty", "as Parquet"),
+        ("twice", "'a' twice"),
+        ("none", "No such file"),
+    ]:
         with pytest.raises(InputError, match=f"{name}.parquet.*{message}"):
             ParquetReader(str(tmp_path / f"{name}.parquet"))
     with pytest.raises(InputError, match="standard input"):

@@ -37,7 +37,8 @@ CALLS = {  # by operation: its tensors, the call
     "prefix_attention": (ATTENTION, lambda given, name: ops.prefix_attention(*given, LAYOUT, implementation=name)),
     "linear": ((torch.zeros(3, 32), torch.zeros(8, 32), torch.zeros(8), *NORM), linear),
     "log_mean_exp": (
-        (torch.zeros(4), torch.tensor([0, 4])), lambda given, name: ops.log_mean_exp(*given, implementation=name)
+        (torch.zeros(4), torch.tensor([0, 4])),
+        lambda given, name: ops.log_mean_exp(*given, implementation=name),
     ),
     "evidence_bounds": (
         (torch.zeros(4), torch.tensor([0, 4])),
@@ -47,7 +48,7 @@ CALLS = {  # by operation: its tensors, the call
         (torch.zeros(3, 32), torch.zeros(8, 32), torch.zeros(8), torch.rand(3, dtype=torch.float64)),
         lambda given, name: ops.sample_token(*given, implementation=name),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("implementation", ["auto", "reference", pytest.param("cpu", marks=needs_extension)])

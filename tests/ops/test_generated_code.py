@@ -33,9 +33,12 @@ pytestmark = pytest.mark.skipif(policy_missing(), reason="the kernel has no PR_S
 
 def run(code: str, denied: bool = True) -> str:
     finished = subprocess.run(
-        [sys.executable, "-c", (DENIED if denied else "") + code], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-c", (DENIED if denied else "") + code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "240"},
-    )  # fmt: skip
+    )
     assert finished.returncode == 0, (finished.returncode, finished.stderr[-2000:])
     return finished.stdout
 

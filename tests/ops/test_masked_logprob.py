@@ -110,9 +110,16 @@ def test_options_together_match_their_formula(implementation, soft_cap, logit_sc
     logits[:, [5, 139]] = -math.inf
     want = torch.log_softmax(logits, dim=1).gather(1, targets[:, None]).squeeze(1)
     got = masked_logprob(
-        hidden, weight, bias, targets, excluded_ids=(5, 139), vocab_size=140, logit_scale=logit_scale,
-        soft_cap=soft_cap, implementation=implementation,
-    )  # fmt: skip
+        hidden,
+        weight,
+        bias,
+        targets,
+        excluded_ids=(5, 139),
+        vocab_size=140,
+        logit_scale=logit_scale,
+        soft_cap=soft_cap,
+        implementation=implementation,
+    )
     assert got[3] == -math.inf
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
 
@@ -131,9 +138,12 @@ def test_layout_in_memory_does_not_matter(implementation):
     hidden, weight, bias, targets = problem(31, 64, 300)
     want = masked_logprob(hidden, weight, bias, targets, implementation=implementation)
     transposed = masked_logprob(
-        hidden.T.contiguous().T, weight.T.contiguous().T, bias.repeat(2).view(2, -1).T.contiguous()[:, 0], targets,
+        hidden.T.contiguous().T,
+        weight.T.contiguous().T,
+        bias.repeat(2).view(2, -1).T.contiguous()[:, 0],
+        targets,
         implementation=implementation,
-    )  # fmt: skip
+    )
     strided = masked_logprob(
         hidden.repeat(1, 2)[:, :64], weight.repeat(1, 2)[:, :64], bias, targets, implementation=implementation
     )
@@ -352,19 +362,30 @@ def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand(dtype):
         torch.set_num_threads(threads)
 
 
-def made_by(products: str, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
-            **options) -> tuple[Tensor, ...]:  # fmt: skip
+def made_by(
+    products: str, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, **options
+) -> tuple[Tensor, ...]:
     """Statistics with the products made by "brgemm", or by "plain" loops in its place."""
     return torch.ops.diffscore_fast.masked_logprob_statistics(
-        hidden, weight, bias, targets, options.get("rows"), options.get("excluded_ids", ()),
-        options.get("vocab_size", len(weight)), options.get("logit_scale", 1.0), options.get("soft_cap"), None, products
-    )  # fmt: skip
+        hidden,
+        weight,
+        bias,
+        targets,
+        options.get("rows"),
+        options.get("excluded_ids", ()),
+        options.get("vocab_size", len(weight)),
+        options.get("logit_scale", 1.0),
+        options.get("soft_cap"),
+        None,
+        products,
+    )
 
 
 def blocks(dtype: torch.dtype) -> list:
     return [
-        pytest.param("brgemm", dtype, marks=runs_brgemm(dtype)), pytest.param("plain", dtype, marks=needs_extension)
-    ]  # fmt: skip
+        pytest.param("brgemm", dtype, marks=runs_brgemm(dtype)),
+        pytest.param("plain", dtype, marks=needs_extension),
+    ]
 
 
 IN_BLOCKS = pytest.mark.parametrize(("products", "dtype"), blocks(torch.float32) + blocks(torch.bfloat16), ids=str)
@@ -467,9 +488,16 @@ def test_reference_passes_gradcheck(soft_cap):
 
     def function(hidden, weight, bias):
         return masked_logprob(
-            hidden, weight, bias, targets, rows=rows, excluded_ids=(5,), soft_cap=soft_cap, logit_scale=0.7,
+            hidden,
+            weight,
+            bias,
+            targets,
+            rows=rows,
+            excluded_ids=(5,),
+            soft_cap=soft_cap,
+            logit_scale=0.7,
             implementation="reference",
-        )  # fmt: skip
+        )
 
     assert torch.autograd.gradcheck(function, inputs)
 
@@ -545,11 +573,14 @@ def test_scratch_is_written_before_it_is_read():
     """The same bits when the C library fills fresh memory with a pattern (-1.7e38 as float32), or with another."""
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", POISONED], env={**os.environ, "MALLOC_PERTURB_": pattern}, capture_output=True,
-            text=True, check=True,
+            [sys.executable, "-c", POISONED],
+            env={**os.environ, "MALLOC_PERTURB_": pattern},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for pattern in ("1", "160")
-    }  # fmt: skip
+    }
     assert len(outputs) == 1
 
 
@@ -603,6 +634,7 @@ def test_an_excluded_id_among_the_padding_changes_nothing(implementation):
     hidden, weight, bias, targets = problem(5, 8, 40)
     targets = targets % 30
     plain = masked_logprob(hidden, weight, bias, targets, vocab_size=30, implementation=implementation)
-    padded = masked_logprob(hidden, weight, bias, targets, vocab_size=30, excluded_ids=(30, 39, 50),
-                            implementation=implementation)  # fmt: skip
+    padded = masked_logprob(
+        hidden, weight, bias, targets, vocab_size=30, excluded_ids=(30, 39, 50), implementation=implementation
+    )
     assert torch.equal(plain, padded)

@@ -35,9 +35,13 @@ def kernels(dtype: torch.dtype) -> list:
 
 BOTH_TYPES = pytest.mark.parametrize(
     ("implementation", "dtype"),
-    [pytest.param(*item.values, dtype, marks=item.marks) for dtype in (torch.float32, torch.bfloat16)
-     for item in kernels(dtype)], ids=str,
-)  # fmt: skip
+    [
+        pytest.param(*item.values, dtype, marks=item.marks)
+        for dtype in (torch.float32, torch.bfloat16)
+        for item in kernels(dtype)
+    ],
+    ids=str,
+)
 
 
 def attend(implementation: str, inputs: list[Tensor], layout: AttentionLayout) -> Tensor:
@@ -75,13 +79,17 @@ def tensors(layout: AttentionLayout, heads: int, kv_heads: int, width: int, pref
 
     keys, queries = layout.key_offsets[-1], layout.query_offsets[-1]
     return (
-        draw(queries, heads), draw(keys, kv_heads), draw(keys, kv_heads),
-        draw(prefix_rows, kv_heads), draw(prefix_rows, kv_heads),
-    )  # fmt: skip
+        draw(queries, heads),
+        draw(keys, kv_heads),
+        draw(keys, kv_heads),
+        draw(prefix_rows, kv_heads),
+        draw(prefix_rows, kv_heads),
+    )
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor,
-          layout: AttentionLayout) -> Tensor:  # fmt: skip
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
+) -> Tensor:
     """One product of all queries with all keys in float64 under a boolean mask."""
     rows, own = len(query), len(key)
     mask = torch.zeros(rows, len(prefix_key) + own, dtype=torch.bool)
@@ -102,8 +110,16 @@ def dense(query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def check(implementation: str, layout: AttentionLayout, heads=2, kv_heads=2, width=32, prefix_rows=70, tolerance=3e-6,
-          dtype=torch.float32):  # fmt: skip
+def check(
+    implementation: str,
+    layout: AttentionLayout,
+    heads=2,
+    kv_heads=2,
+    width=32,
+    prefix_rows=70,
+    tolerance=3e-6,
+    dtype=torch.float32,
+):
     inputs = [item.to(dtype) for item in tensors(layout, heads, kv_heads, width, prefix_rows)]
     got = attend(implementation, inputs, layout)
     torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=tolerance)
@@ -322,9 +338,13 @@ def test_layout_arrays_may_be_views(implementation):
     plain = make_layout([3, 4], [(0, 3), (5, 3)], [[0, 2], [1, 3]], block=1)
     table = np.stack([plain.prefix_starts, plain.prefix_lengths], axis=1)
     views = AttentionLayout(
-        np.repeat(plain.key_offsets, 2)[::2], plain.query_offsets, table[:, 0], np.broadcast_to(np.int64(3), (2,)),
-        np.repeat(plain.query_places, 3)[::3], 1,
-    )  # fmt: skip
+        np.repeat(plain.key_offsets, 2)[::2],
+        plain.query_offsets,
+        table[:, 0],
+        np.broadcast_to(np.int64(3), (2,)),
+        np.repeat(plain.query_places, 3)[::3],
+        1,
+    )
     inputs = tensors(plain, 2, 1, 32, 9)
     got = prefix_attention(*inputs, views, implementation=implementation)
     torch.testing.assert_close(got.double(), dense(*inputs, plain), rtol=0, atol=3e-6)
@@ -424,8 +444,19 @@ def test_a_named_kernel_refuses_to_lose_a_gradient():
         prefix_attention(*inputs, layout, implementation="cpu")
 
 
-def varlen_stand_in(query, key, value, query_edges, key_edges, longest_query, longest_key, dropout_p=0.0,
-                    softmax_scale=None, causal=False, return_attn_probs=False):  # fmt: skip
+def varlen_stand_in(
+    query,
+    key,
+    value,
+    query_edges,
+    key_edges,
+    longest_query,
+    longest_key,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    return_attn_probs=False,
+):
     """flash_attn.flash_attn_varlen_func as its documentation states it, for tests: that package needs a GPU."""
     assert not causal and return_attn_probs and query_edges.dtype == key_edges.dtype == torch.int32
     assert (longest_query, longest_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))

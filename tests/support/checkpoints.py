@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from diffscore_fast.backbones.load import EMBEDDED_MODELS
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
 
 SENTENCES = ["The cat sat on the mat.", "Two people died on a cruise ship in Puerto Rico.", "Ça coûte 3 €, non? 🙂"]
 PADDED_ROWS = 11  # vocabulary rows beyond the tokenizer's
-FAMILIES = ("bert", "distilbert", "roberta", "electra", "modernbert")
+BERT_FAMILIES = ("bert", "distilbert", "roberta", "electra", "modernbert")
 
 
 def save_checkpoint(family: str, folder: Path) -> Path:

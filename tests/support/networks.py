@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
-from diffscore_fast.engine.windows import Attention
+from diffscore_fast.engine.plan import AttentionPattern
 
 
 class BagOfTokens:
@@ -128,7 +128,7 @@ def _rotate(rows: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(rows.dtype)
 
 
-def dense_log_probs(backbone, attention: Attention, context: list[int], target: list[int], masked: list[bool],
+def dense_log_probs(backbone, attention: AttentionPattern, context: list[int], target: list[int], masked: list[bool],
                     start: int = 0, stop: int | None = None) -> np.ndarray:  # fmt: skip
     """Second implementation: no windows, no cache, no packing. One sequence, one boolean mask, all rows everywhere.
 

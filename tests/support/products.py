@@ -51,8 +51,10 @@ def force_products(choice: str) -> None:
     body: Any = import_module("diffscore_fast.ops.linear")
     body.brgemm_unavailable = lambda dtype: None if on else "the tests leave these products out"
     # Asked before any test: torch.compile does not trace the question.
-    by = {kind: ("brgemm" if brgemm_unavailable(kind) is None else "plain") if on else "inner"
-          for kind in (torch.float32, torch.bfloat16)}  # fmt: skip
+    by = {
+        kind: ("brgemm" if brgemm_unavailable(kind) is None else "plain") if on else "inner"
+        for kind in (torch.float32, torch.bfloat16)
+    }
     for operation in (ops.MASKED_LOGPROB, ops.MASKED_LOGPROB_STATISTICS, ops.PREFIX_ATTENTION):
         own = operation.implementations["cpu"]
         operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, by))

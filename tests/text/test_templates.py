@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import InputError
-from diffscore_fast.rows import RowTokenizer
-from diffscore_fast.scorer import ScoreConfig
+from diffscore_fast.scoring.config import ScoreConfig
+from diffscore_fast.scoring.rows import RowTokenizer
 from diffscore_fast.text.templates import TEMPLATES, Template, find_template
 from diffscore_fast.text.tokenizer import TextTokenizer
 
@@ -29,8 +29,12 @@ def byte_level(tmp_path_factory):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["[MASK]", "[CLS]"], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["[MASK]", "[CLS]"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     texts = [item.forward + item.reverse for item in TEMPLATES.values()] + ["Summary:\nA cat\n\nSummary:\nThe cat"] * 9
     tokenizer.train_from_iterator(texts, trainer)
     path = tmp_path_factory.mktemp("byte_level") / "tokenizer.json"
@@ -46,8 +50,12 @@ OWN = Template("own", "a {b} {source}{{}}\n{candidate}", "{candidate} {source}")
 
 
 @settings(max_examples=150, deadline=None)
-@given(source=TEXTS, candidate=TEXTS, template=st.sampled_from([*TEMPLATES.values(), OWN]), direction=st.sampled_from(
-    ["conditional", "reverse", "marginal"]))  # fmt: skip
+@given(
+    source=TEXTS,
+    candidate=TEXTS,
+    template=st.sampled_from([*TEMPLATES.values(), OWN]),
+    direction=st.sampled_from(["conditional", "reverse", "marginal"]),
+)
 def test_tokens_spell_the_filled_template_and_the_target_keeps_its_own(
     byte_level, source, candidate, template, direction
 ):
@@ -81,9 +89,13 @@ def test_a_template_is_the_plain_score_of_texts_with_its_words(mini, name):
     conditional = mini.score([before + item + after for item in SOURCES], CANDIDATES, **FEW)
     marginal = mini.score([before + after] * 2, CANDIDATES, **FEW)
     reverse = mini.score(SOURCES, [back + item + between for item in CANDIDATES], direction="reverse", **FEW)
-    expected = {"conditional": conditional.scores, "marginal": marginal.scores, "reverse": reverse.scores,
-                "pmi": conditional.scores - marginal.scores,
-                "bidirectional": (conditional.scores + reverse.scores) / 2}  # fmt: skip
+    expected = {
+        "conditional": conditional.scores,
+        "marginal": marginal.scores,
+        "reverse": reverse.scores,
+        "pmi": conditional.scores - marginal.scores,
+        "bidirectional": (conditional.scores + reverse.scores) / 2,
+    }
     directions = expected if name == "summarisation" else ["conditional", "reverse"]
     for direction in directions:
         table = mini.score(SOURCES, CANDIDATES, direction=direction, template=name, **FEW)
@@ -98,8 +110,9 @@ def test_length_limits_count_the_template_and_a_cut_spares_it(mini, attention, r
     patterns = [(PatternSpec(41, restart_positions=restart), 40)]
 
     def tokenise(source: int, candidate: int, direction: str = "conditional"):
-        config = ScoreConfig(direction=direction, attention=attention, template=TEMPLATES["summarisation"],
-                             overlength="truncate-source")  # fmt: skip
+        config = ScoreConfig(
+            direction=direction, attention=attention, template=TEMPLATES["summarisation"], overlength="truncate-source"
+        )
         return rows.tokenise([("word " * source, "word " * candidate)], config, patterns)
 
     room = 40 - words - (0 if restart else 5)
@@ -130,8 +143,10 @@ def test_templates_from_files_are_signed_by_their_content(mini, tmp_path):
 def test_only_equal_templates_are_signed_alike(mini):
     """A name is not enough: another template may bear it, that of a built-in one too, and equal texts may have two."""
     shouted = Template("plain", "A: {source} {candidate}", "{candidate} {source}")
-    signed = {mini.score([], [], template=item).signature.template for item in
-              ("plain", shouted, Template("own", "{source}{candidate}", "{candidate}{source}"), OWN)}  # fmt: skip
+    signed = {
+        mini.score([], [], template=item).signature.template
+        for item in ("plain", shouted, Template("own", "{source}{candidate}", "{candidate}{source}"), OWN)
+    }
     assert len(signed) == 3 and "plain" in signed  # "own" has the texts of "plain"
 
 

@@ -12,24 +12,31 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import build_bert, state_in_bert_layout
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.weights import save_weights
 from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.starting_body import PATTERNS
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(59))]
 CONFIG = {
-    "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 256,
-    "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+    "architectures": ["BertForMaskedLM"],
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 256,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
     "diffscore_fast": {"patterns": PATTERNS, "default_pattern": "prefix"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
     """A model folder with random weights, large enough in scale that every row of attention differs."""
-    from diffscore_fast.backbones.load import read_patterns
+    from diffscore_fast.backbones.config import read_patterns
 
     folder = tmp_path / "start"
     folder.mkdir()
@@ -64,5 +71,6 @@ def corpus() -> Corpus:
                 sentences.append(len(tokens))
             paragraphs.append(len(sentences) - 1)
         articles.append(len(paragraphs) - 1)
-    return Corpus(np.array(tokens, dtype=np.uint16), np.array(sentences), np.array(paragraphs), np.array(articles),
-                  0, 40)  # fmt: skip
+    return Corpus(
+        np.array(tokens, dtype=np.uint16), np.array(sentences), np.array(paragraphs), np.array(articles), 0, 40
+    )

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from diffscore_fast import DiffScorer
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.training.__main__ import main
 from diffscore_fast.training.adaptation import (
@@ -33,9 +33,17 @@ from tests.support.checkpoints import save_causal_prefix_model
 WORDS = ["cat", "mat", "died", "ship", "cruise", "people", "The", "two", "sat", "on", "in", "Rico", "Puerto"]
 MIXTURE = replace(PAIRS, prefix_lengths=(4, 40), window_lengths=(4, 24))
 SETTINGS = AdaptationSettings(
-    steps=8, warmup_steps=3, tokens_per_step=160, rows_per_step=40, rank=4, left_to_right=0.3, mixture=MIXTURE,
-    checkpoint_steps=3, evaluation_steps=4, evaluation_pairs=6,
-)  # fmt: skip
+    steps=8,
+    warmup_steps=3,
+    tokens_per_step=160,
+    rows_per_step=40,
+    rank=4,
+    left_to_right=0.3,
+    mixture=MIXTURE,
+    checkpoint_steps=3,
+    evaluation_steps=4,
+    evaluation_pairs=6,
+)
 
 
 @pytest.fixture(scope="module")
@@ -268,12 +276,33 @@ def test_the_commands_make_a_model_that_scores(folder, text, tmp_path):
     merged = {}
     call("merge", "--model", folder, "--adapter", adapter, "--out", tmp_path / "start")
     merged["start"] = DiffScorer(tmp_path / "start", dtype=torch.float32)
-    call("adapt", "--model", folder, "--corpus", tmp_path / "corpus", "--run", tmp_path / "run", "--steps", 1,
-         "--rank", 4, "--adapter", adapter, "--copies", 2, "--threads", 1)  # fmt: skip
+    call(
+        "adapt",
+        "--model",
+        folder,
+        "--corpus",
+        tmp_path / "corpus",
+        "--run",
+        tmp_path / "run",
+        "--steps",
+        1,
+        "--rank",
+        4,
+        "--adapter",
+        adapter,
+        "--copies",
+        2,
+        "--threads",
+        1,
+    )
     call("merge", "--model", folder, "--run", tmp_path / "run", "--out", tmp_path / "end")
     merged["end"] = DiffScorer(tmp_path / "end", dtype=torch.float32)
     scores = {name: item.score(["The cat sat."], ["A cat."]).scores[0] for name, item in merged.items()}
     assert scores["start"] != scores["end"] and abs(scores["start"] - scores["end"]) < 0.5  # one small step away
     with pytest.raises(Exception, match="one of --run and --adapter"):
-        CliRunner().invoke(main, ["merge", "--model", str(folder), "--out", str(tmp_path / "x")],
-                           standalone_mode=False, catch_exceptions=False)  # fmt: skip
+        CliRunner().invoke(
+            main,
+            ["merge", "--model", str(folder), "--out", str(tmp_path / "x")],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )

@@ -89,7 +89,7 @@ def test_prepared_corpus_keeps_articles_paragraphs_and_sentences(tmp_path, model
 
 
 def test_sentences_are_cut_after_their_closing_mark(tmp_path):
-    from diffscore_fast.backbones.load import EMBEDDED_MODELS
+    from diffscore_fast.backbones.config import EMBEDDED_MODELS
     from diffscore_fast.text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(EMBEDDED_MODELS["mini"] / "tokenizer.json", "[MASK]", "[CLS]")

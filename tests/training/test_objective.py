@@ -54,9 +54,7 @@ def test_masks_of_a_block_are_uniform_in_count_and_then_in_place():
 
 def test_row_sample_keeps_every_sequence_and_is_spread_evenly(network):
     rng = np.random.default_rng(0)
-    examples = [
-        Example("run", "full", 0, np.zeros(0, int), rng.integers(5, 64, length)) for length in (1, 40, 3, 60)
-    ]  # fmt: skip
+    examples = [Example("run", "full", 0, np.zeros(0, int), rng.integers(5, 64, length)) for length in (1, 40, 3, 60)]
     pack = pack_layouts([lay_out(item, np.ones((1, len(item.window)), bool), network.spec) for item in examples])
     hits = np.zeros(len(pack.targets))
     for _ in range(2000):

@@ -49,8 +49,9 @@ def test_full_sees_everything(network, length):
     window, masked = text(length, length)
     tokens = [START, *np.where(masked, MASK, window)]
     rows = 1 + np.flatnonzero(masked)
-    expected = dense_losses(network, tokens, list(range(length + 1)), [0] * (length + 1), lambda i, j: True, rows,
-                            window[masked])  # fmt: skip
+    expected = dense_losses(
+        network, tokens, list(range(length + 1)), [0] * (length + 1), lambda i, j: True, rows, window[masked]
+    )
     np.testing.assert_allclose(losses_of(network, lay_full(window, masked, network.spec)), expected, atol=1e-4)
 
 
@@ -62,9 +63,14 @@ def test_prefix_is_blind_to_the_window_whose_positions_restart(network, before, 
     border = before + 1
     tokens = [START, *prefix, *np.where(masked, MASK, window)]
     expected = dense_losses(
-        network, tokens, [*range(border), *range(length)], [0] * border + [1] * length,
-        lambda i, j: j < border or i >= border, border + np.flatnonzero(masked), window[masked],
-    )  # fmt: skip
+        network,
+        tokens,
+        [*range(border), *range(length)],
+        [0] * border + [1] * length,
+        lambda i, j: j < border or i >= border,
+        border + np.flatnonzero(masked),
+        window[masked],
+    )
     found = losses_of(network, lay_prefix(prefix, window, masked[None], network.spec))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
@@ -92,10 +98,17 @@ def test_two_streams_equal_one_pass_a_block(network, block_size, length):
             continue
         rows = [*tokens[:first], *(MASK if hidden[place] else tokens[place] for place in block)]
         wanted = [place for place in block if hidden[place]]
-        expected.extend(dense_losses(
-            network, rows, list(range(last)), [0] * last,
-            lambda i, j, first=first: j // block_size <= i // block_size, wanted, tokens[wanted],
-        ))  # fmt: skip
+        expected.extend(
+            dense_losses(
+                network,
+                rows,
+                list(range(last)),
+                [0] * last,
+                lambda i, j, first=first: j // block_size <= i // block_size,
+                wanted,
+                tokens[wanted],
+            )
+        )
     found = losses_of(network, lay_block(window, masked, block_size, network.spec))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
@@ -104,10 +117,12 @@ def test_packing_changes_no_loss(network):
     window, masked = text(13, 1)
     short, one = text(1, 2)
     layouts = [
-        lay_block(window, masked, 4, network.spec), lay_full(short, one, network.spec),
-        lay_prefix(window[:6], short, one[None], network.spec), lay_block(short, one, 1, network.spec),
+        lay_block(window, masked, 4, network.spec),
+        lay_full(short, one, network.spec),
+        lay_prefix(window[:6], short, one[None], network.spec),
+        lay_block(short, one, 1, network.spec),
         lay_prefix(short[:0], window, masked[None], network.spec),
-    ]  # fmt: skip
+    ]
     alone = np.concatenate([losses_of(network, layout) for layout in layouts])
     np.testing.assert_allclose(losses_of(network, *layouts), alone, atol=1e-4)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.bounds.sampling import sample_token_arrays
+from diffscore_fast.bounds.surrogates import NetworkSurrogate
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.sampling import sample_token_arrays
-from diffscore_fast.surrogates import NetworkSurrogate
 from diffscore_fast.training.surrogate import train_surrogate
 
 

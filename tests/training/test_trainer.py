@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffscore_fast.backbones.load import load_model
+from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.weights import load_weights, quantise_rows
 from diffscore_fast.errors import CheckpointError
 from diffscore_fast.training.evaluation import held_out_losses
@@ -17,10 +17,12 @@ from diffscore_fast.training.optimiser import Schedule, WeightAverage
 from diffscore_fast.training.trainer import Settings, Trainer
 
 SETTINGS = Settings(
-    tokens_a_step=200, rows_a_step=60, evaluation_sequences=8,
+    tokens_a_step=200,
+    rows_a_step=60,
+    evaluation_sequences=8,
     mixture=Mixture(prefix_lengths=(3, 30), window_lengths=(3, 20), run_lengths=(4, 40), long_share=0.0),
     schedule=Schedule(head_steps=2, warmup_steps=3, head=1e-3, body=1e-3, embeddings=1e-3),
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -79,8 +81,13 @@ def test_only_the_head_moves_in_its_own_stage(trainer):
     before = {name: parameter.detach().clone() for name, parameter in run.backbone.named_parameters()}
     run.step(), run.step()
     moved = {name for name, parameter in run.backbone.named_parameters() if not torch.equal(parameter, before[name])}
-    assert moved == {"transform.weight", "transform.bias", "transform_norm.weight", "transform_norm.bias",
-                     "output_bias"}  # fmt: skip
+    assert moved == {
+        "transform.weight",
+        "transform.bias",
+        "transform_norm.weight",
+        "transform_norm.bias",
+        "output_bias",
+    }
     run.step()
     assert not torch.equal(run.backbone.layers[0].up.weight, before["layers.0.up.weight"])
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffscore_fast.backbones.load import EMBEDDED_MODELS
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
 from diffscore_fast.errors import InputError
 from diffscore_fast.text.tokenizer import TextTokenizer
 from diffscore_fast.training.vocabulary import CONTROL_TOKENS, choose_pieces, prune_tokenizer, read_pieces

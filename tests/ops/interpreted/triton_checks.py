@@ -112,7 +112,7 @@ def test_options_and_statistics_match_the_reference():
 
 
 def test_gradients_match_the_reference(monkeypatch):
-    monkeypatch.setattr(kernels("logit_gradients"), "GRADIENTS_AT_ONCE", 11 * 1024)  # several slices of the vocabulary
+    monkeypatch.setattr(kernels("logit_gradients"), "GRADIENTS_CHUNK", 11 * 1024)  # several slices of the vocabulary
     hidden, weight, bias, targets = problem(11, 40, 2300)
     targets = 4 + targets % 2000
     rows, upstream = torch.arange(11).flip(0), torch.randn(11)
@@ -217,9 +217,14 @@ def test_every_launch_is_on_its_tensors_device(monkeypatch):
     log_mean_exp(values, segments, implementation="triton")
     evidence_bounds(values, 2, segments, implementation="triton")
     assert {name for name, _ in launches} == {
-        "forward_kernel", "merge_kernel", "logit_gradient_kernel", "target_logits_kernel", "stage_kernel",
-        "log_mean_exp_kernel", "evidence_bounds_kernel",
-    }  # fmt: skip
+        "forward_kernel",
+        "merge_kernel",
+        "logit_gradient_kernel",
+        "target_logits_kernel",
+        "stage_kernel",
+        "log_mean_exp_kernel",
+        "evidence_bounds_kernel",
+    }
     assert all(depth == 1 for _, depth in launches)
 
 

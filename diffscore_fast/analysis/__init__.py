@@ -1,1 +1,0 @@
-"""What is read out of scores: two systems compared, and texts coloured by their tokens."""

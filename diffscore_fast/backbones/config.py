@@ -1,0 +1,137 @@
+"""A model's folder and its config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from diffscore_fast.backbones.bert_families import BERT_FAMILIES
+from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
+from diffscore_fast.backbones.spec import PatternName, PatternSpec
+from diffscore_fast.backbones.weights import (
+    check_no_pointer,
+)
+from diffscore_fast.errors import CheckpointError, InputError
+from diffscore_fast.text.tokenizer import ControlTokens
+
+EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
+PACKAGE_SECTION = "diffscore_fast"  # our part of config.json: patterns, default pattern, control tokens, checksum
+NO_CONTROL = ControlTokens(None)
+TUPLES = ("separator_ids", "end_ids", "block_sizes")  # of a pattern, lists in JSON
+# What else a checkpoint may be, by the end of its architecture's name.
+OTHER_KINDS = {
+    "ForCausalLM": "a causal language model",
+    "LMHeadModel": "a causal language model",
+    "ForConditionalGeneration": "a sequence-to-sequence model",
+    "ForSequenceClassification": "a sequence classifier",
+    "ForTokenClassification": "a token classifier",
+    "ForQuestionAnswering": "a question-answering model",
+    "ForMultipleChoice": "a multiple-choice model",
+    "ForPreTraining": "a pre-training model without a masked-LM head",
+    "Model": "an encoder without a masked-LM head",
+}
+
+
+def check_name(model: Any) -> None:
+    """Refuse what names no model.
+
+    Raises
+    ------
+    InputError
+        If it is neither a text nor a path, or is empty.
+    """
+    if not isinstance(model, str | Path) or not str(model).strip():
+        raise InputError(f"model must be a folder or a name such as {next(iter(EMBEDDED_MODELS))!r}, not {model!r}")
+
+
+def find_model(name_or_path: str | Path) -> tuple[Path, str]:
+    """A model's folder, and the name it goes by in signatures."""
+    name = str(name_or_path)
+    if name in EMBEDDED_MODELS:
+        return EMBEDDED_MODELS[name], name
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        return folder, folder.resolve().name
+    repository, _, revision = name.partition("@")
+    try:
+        cached = snapshot_download(repository, revision=revision or None, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError):
+        raise CheckpointError(
+            f"no model {name!r}: neither an embedded model ({', '.join(EMBEDDED_MODELS)}) nor a folder, nor in the "
+            f"local Hugging Face cache; nothing is downloaded here, `hf download {repository}` would"
+        ) from None
+    return Path(cached), repository
+
+
+def read_config(folder: Path) -> dict:
+    """The folder's config.json, checked to name a masked language model."""
+    path = folder / "config.json"
+    check_no_pointer(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; a model folder needs config.json") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f"{path}: a JSON {type(config).__name__}, not an object with a model_type")
+    if not isinstance(config.get(PACKAGE_SECTION, {}), dict):
+        raise CheckpointError(f"{path}: {PACKAGE_SECTION!r} must be an object")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
+        raise CheckpointError(f"{path}: architectures must be a list of names, not {architectures!r}")
+    family = BERT_FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
+    known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
+    needs_section = isinstance(family, LlamaFamily) and family.states_patterns
+    untrained = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
+    if untrained or architectures and not set(architectures) & set(known) or config.get("is_decoder"):
+        kind = next(
+            (kind for end, kind in OTHER_KINDS.items() if architectures and architectures[0].endswith(end)),
+            "a decoder" if config.get("is_decoder") or untrained else "not known here",
+        )
+        expected = ", ".join(known) or "an architecture that ends in ForMaskedLM"
+        if needs_section:
+            expected = f"with its patterns stated under {PACKAGE_SECTION!r}"
+        raise CheckpointError(
+            f"{path}: {', '.join(architectures) or config['model_type']} is {kind}; a masked language model "
+            f"({expected}) is needed"
+        )
+    return config
+
+
+def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[dict[str, PatternSpec], PatternName]:
+    """The attention patterns that config.json states, and the default one.
+
+    A model from elsewhere states none: it was trained with `full` alone, on texts between its control tokens.
+    """
+    own, limit = config.get(PACKAGE_SECTION, {}), config["max_position_embeddings"]
+    default, types = own.get("default_pattern", "full"), config.get("type_vocab_size", 1)
+    elsewhere = {
+        "separator_ids": control.separator_ids,
+        "end_ids": control.end_ids,
+        "window_type": control.second_type if types > control.second_type else 0,
+    }
+    try:
+        patterns = {
+            name: PatternSpec(**{"position_limit": limit, **item, **{key: tuple(item.get(key, ())) for key in TUPLES}})
+            for name, item in own.get("patterns", {"full": elsewhere}).items()
+        }
+        fits = all(
+            item.position_limit <= limit
+            and max(item.prefix_type, item.window_type) < types
+            and item.prefix_mask in ("bidirectional", "causal" if name == "prefix" else "")
+            for name, item in patterns.items()
+        )
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(f"config.json: patterns are not as they should be: {error}") from None
+    if not fits or default not in patterns:
+        raise CheckpointError(
+            "config.json: a pattern uses positions or token types that the model lacks, or a "
+            "prefix_mask that is not 'bidirectional' or (for 'prefix' alone) 'causal', or the "
+            f"default pattern {default!r} is none of {', '.join(patterns)}"
+        )
+    return patterns, default

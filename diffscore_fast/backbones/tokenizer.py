@@ -1,0 +1,126 @@
+"""A model folder's tokenizer, and the control tokens that stand around texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from diffscore_fast.backbones.config import PACKAGE_SECTION
+from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
+from diffscore_fast.backbones.weights import (
+    check_no_pointer,
+)
+from diffscore_fast.errors import CheckpointError, is_out_of_memory
+from diffscore_fast.text.normaliser import content_as_configured
+from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# What a tokenizer may be kept in instead of tokenizer.json.
+VOCABULARY_FILES = ("vocab.txt", "vocab.json", "*.model")
+
+
+def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTokens]:
+    """The folder's tokenizer, and the control tokens that stand around texts."""
+    own, family = config.get(PACKAGE_SECTION, {}), LLAMA_FAMILIES.get(config["model_type"])
+    path, content = folder / "tokenizer.json", None
+    for name in TOKENIZER_FILES:
+        check_no_pointer(folder / name)
+    if path.is_file() and "patterns" not in own:
+        content = content_as_configured(folder, config["model_type"])
+    elif not path.is_file():
+        content = _converted_tokenizer(folder, family.tokenizer if family else "AutoTokenizer")
+    if family is not None:
+        return _plain_tokenizer(folder, config, content)
+    mask_token = own.get("mask_token") or _named_token(folder, "mask_token") or "[MASK]"
+    tokenizer = TextTokenizer(path, mask_token, None, content)
+    if "patterns" in own or not tokenizer.has_post_processor:
+        tokenizer = TextTokenizer(path, mask_token, own.get("start_token", "[CLS]"), content)
+        return tokenizer, ControlTokens(tokenizer.start_id)
+    return tokenizer, tokenizer.control_tokens()
+
+
+def _plain_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[TextTokenizer, ControlTokens]:
+    """The tokenizer of a model that reads texts end to end, without control tokens between them.
+
+    All added tokens count as control tokens, which no text may spell, whatever the file calls them.
+    """
+    mask = config.get("mask_token_id")
+    if not isinstance(mask, int):
+        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
+    try:
+        stored = json.loads((folder / "tokenizer.json").read_text("utf-8") if content is None else content)
+        tokens = {token["content"]: token["id"] for token in stored["added_tokens"]}
+        stored["added_tokens"] = [{**token, "special": True} for token in stored["added_tokens"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/tokenizer.json: not a readable tokenizer ({error!r})") from None
+    named = _named_token(folder, "mask_token")
+    if named is not None and tokens.get(named, mask) != mask:
+        raise CheckpointError(
+            f"{folder}: tokenizer_config.json masks with {named!r}, token {tokens[named]}; "
+            f"config.json with token {mask}"
+        )
+    start = None
+    if LLAMA_FAMILIES[config["model_type"]].logit_shift:  # the first token needs something before it to predict it
+        start = config.get(PACKAGE_SECTION, {}).get("start_token") or _named_token(folder, "bos_token")
+        if start is None or not _is_stored(folder, start):
+            raise CheckpointError(
+                f"{folder}: tokenizer_config.json names no bos_token that the vocabulary has, to set "
+                f"before a text (it names {start!r})"
+            )
+    tokenizer = TextTokenizer(folder / "tokenizer.json", mask, start, json.dumps(stored))
+    return tokenizer, ControlTokens(tokenizer.start_id)
+
+
+def _is_stored(folder: Path, token: str) -> bool:
+    """Whether a file of the folder lists a token; a conversion invents those that are named and missing."""
+    listing = json.dumps(token, ensure_ascii=False)
+    for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
+        path = folder / name
+        if path.is_file() and listing in path.read_text("utf-8", errors="replace"):
+            return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        return token in {item["content"] for item in config["added_tokens_decoder"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _named_token(folder: Path, role: str) -> str | None:
+    """The token that the folder's tokenizer_config.json or special_tokens_map.json names for a role."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token = json.loads((folder / name).read_text(encoding="utf-8")).get(role)
+        except (OSError, ValueError, AttributeError):
+            continue
+        if token:
+            return token["content"] if isinstance(token, dict) else str(token)
+    return None
+
+
+def _converted_tokenizer(folder: Path, kind: str) -> str:
+    """A tokenizer in another format (vocab.txt, vocab.json with merges.txt), as that class of transformers reads it."""
+    path = folder / "tokenizer.json"
+    # Without a vocabulary transformers makes a tokenizer that knows its control tokens alone.
+    vocabularies = [found for name in (*VOCABULARY_FILES, "merges.txt") for found in sorted(folder.glob(name))]
+    for found in vocabularies:
+        check_no_pointer(found)
+    if not vocabularies:
+        raise CheckpointError(f"{path}: no such file; a model folder needs tokenizer.json")
+    try:
+        import transformers
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: no such file; `pip install 'diffscore_fast[transformers]'` to have {', '.join(VOCABULARY_FILES)} "
+            "converted"
+        ) from None
+    try:
+        reader = getattr(transformers, kind)
+        tokenizer = reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return tokenizer.backend_tokenizer.to_str()
+    except Exception as error:  # it raises what its parts happen to raise
+        if is_out_of_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: no such file, and transformers converts no tokenizer from the folder ({reason})"
+        ) from None

@@ -1,0 +1,38 @@
+"""Which keys each query of `prefix_attention` sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Which queries see which keys, for W windows packed end to end.
+
+    Host arrays, which must not change: what a GPU needs of them is made once and kept in `schedules`.
+
+    Parameters
+    ----------
+    key_offsets : int64 [W + 1]
+        Window w owns key (and value) rows key_offsets[w] .. key_offsets[w + 1].
+    query_offsets : int64 [W + 1]
+        Likewise for query rows. The last layer asks for fewer queries than keys.
+    query_places : int64 [Q] or None
+        Row of each query within its window, from 0 and below the window's length; None where every key row has its
+        query, in order. Read by `block` alone.
+    prefix_starts, prefix_lengths : int64 [W]
+        Window w also sees rows prefix_starts[w] .. + prefix_lengths[w] of the prefix keys; length 0 sees none.
+    block : int
+        0: a window sees all of itself. B > 0: the token at place p sees places below (p // B + 1) * B (block-causal).
+    """
+
+    key_offsets: np.ndarray
+    query_offsets: np.ndarray
+    prefix_starts: np.ndarray
+    prefix_lengths: np.ndarray
+    query_places: np.ndarray | None = None
+    block: int = 0
+    schedules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

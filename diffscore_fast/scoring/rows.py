@@ -1,0 +1,214 @@
+"""Rows of texts to tokens: what can be scored, in which template, and with which tokens masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diffscore_fast.backbones.spec import PatternSpec
+from diffscore_fast.errors import InputError
+from diffscore_fast.status import (
+    EMPTY_CANDIDATE,
+    EMPTY_SOURCE,
+    NO_ELIGIBLE_TOKENS,
+    OK,
+    SCORED,
+    TOO_LONG,
+    TRUNCATED_SOURCE,
+)
+from diffscore_fast.text.checks import check_text
+from diffscore_fast.text.spans import tokens_within
+from diffscore_fast.text.tagger import Tagger
+from diffscore_fast.text.tokenizer import Encoded, TextTokenizer, count_of
+
+if TYPE_CHECKING:
+    from diffscore_fast.scoring.config import ScoreConfig
+
+_NOTHING = Encoded(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
+_CLASS_NAMES = {"content": "content words", "function": "function words", "entities": "entities"}
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """n rows as tokens.
+
+    Parameters
+    ----------
+    sources, candidates : list of Encoded
+        Empty where the row cannot be scored or the direction reads no source; a source as cut.
+    status, messages : list of str
+    truncated : int64 [n]
+        Source tokens cut.
+    frames : dict of str to pair of int32 arrays
+        For each simple direction, the template's tokens before and after the context.
+    """
+
+    sources: list[Encoded]
+    candidates: list[Encoded]
+    status: list[str]
+    messages: list[str]
+    truncated: np.ndarray
+    frames: dict[str, tuple[np.ndarray, np.ndarray]]
+
+    def sides(self, direction: str, rows: list[int]) -> tuple[list[np.ndarray], list[Encoded]]:
+        """Contexts and targets of a simple direction."""
+        before, after = self.frames[direction]
+        if direction == "marginal":
+            return [np.concatenate([before, after])] * len(rows), [self.candidates[row] for row in rows]
+        contexts, targets = self.sources, self.candidates
+        if direction == "reverse":
+            contexts, targets = targets, contexts
+        return [np.concatenate([before, contexts[row].ids, after]) for row in rows], [targets[row] for row in rows]
+
+
+class RowTokenizer:
+    """Tokenises rows for one model.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._taggers: dict[str, Tagger] = {}
+
+    def tokenise(
+        self, rows: Sequence[tuple[Any, Any]], config: ScoreConfig, patterns: Sequence[tuple[PatternSpec, int]]
+    ) -> TokenRows:
+        """Tokens and status of (source, candidate) rows, whatever the values are. Equal texts are tokenised once.
+
+        Parameters
+        ----------
+        rows : sequence of pairs
+        config : ScoreConfig
+        patterns : sequence of (PatternSpec, int)
+            The patterns that will be read, and how many tokens each has positions for.
+
+        Raises
+        ------
+        InputError
+            If the template alone fills the model.
+        """
+        checked = [_text_status(config, *row) for row in rows]
+        status, messages = [state for state, _ in checked], [message for _, message in checked]
+        usable = [row for row, state in zip(rows, status, strict=True) if state == OK]
+        texts = list(dict.fromkeys(text for row in usable for text in (row if config.needs_source else row[1:])))
+        room = _Room(config, self._frames(config), patterns)
+        # Where a source is cut, its tokens are counted; else a text that is too long need not be read to its end.
+        cuts = config.overlength == "truncate-source"
+        found = self._tokenizer.encode(texts) if cuts else self._tokenizer.encode_up_to(texts, room.most)
+        encoded = dict(zip(texts, found, strict=True))
+        if config.mask_words != "all":
+            targets = dict.fromkeys(text for row in usable for text in scored_texts(config, *row))
+            encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.most))
+        sources, candidates = [_NOTHING] * len(rows), [_NOTHING] * len(rows)
+        truncated = np.zeros(len(rows), dtype=np.int64)
+        for row, (source_text, candidate_text) in enumerate(rows):
+            if status[row] != OK:
+                continue
+            candidate = encoded[candidate_text]
+            source = encoded[source_text] if config.needs_source else _NOTHING
+            status[row], messages[row], truncated[row] = room.status(source, candidate)
+            source = source.head(len(source.ids) - truncated[row])
+            scored = scored_texts(config, source, candidate)
+            if status[row] in SCORED and not all(item.num_eligible for item in scored):
+                status[row] = NO_ELIGIBLE_TOKENS
+                messages[row] = f"no {_CLASS_NAMES[config.mask_words]} in the scored text"
+            sources[row], candidates[row] = source, candidate
+        return TokenRows(sources, candidates, status, messages, truncated, room.frames)
+
+    def tagger(self, model: str) -> Tagger:
+        """The tagger, loaded at its first use."""
+        if model not in self._taggers:
+            self._taggers[model] = Tagger(model)
+        return self._taggers[model]
+
+    def _frames(self, config: ScoreConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        frames = {}
+        for direction, _ in config.passes:
+            before, after = self._tokenizer.encode(config.template.frame(direction), keep_blank=True)
+            frames[direction] = before.ids, after.ids
+        return frames
+
+    def _tagged(self, targets: dict[str, Encoded], config: ScoreConfig, most: int) -> dict[str, Encoded]:
+        """The texts with their eligible tokens marked, as far as the model has room for them."""
+        texts = [text[: item.spans[most - 1, 1]] if len(item.ids) > most else text for text, item in targets.items()]
+        ranges = self.tagger(config.tagger).ranges(texts, config.mask_words)
+        return {
+            text: replace(item, eligible=tokens_within(item.spans, found))
+            for (text, item), found in zip(targets.items(), ranges, strict=True)
+        }
+
+
+def scored_texts(config: ScoreConfig, source: Any, candidate: Any) -> tuple[Any, ...]:
+    """Those of a row's two texts that are targets."""
+    if config.direction == "reverse":
+        return (source,)
+    return (source, candidate) if config.direction == "bidirectional" else (candidate,)
+
+
+def _text_status(config: ScoreConfig, source: Any, candidate: Any) -> tuple[str, str]:
+    """Status and message of a row by its values alone."""
+    status, message = check_text("candidate", candidate)
+    return check_text(config.context_name, source) if status == OK and config.needs_source else (status, message)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How many tokens a model takes under a configuration."""
+
+    config: ScoreConfig
+    frames: dict[str, tuple[np.ndarray, np.ndarray]]
+    patterns: Sequence[tuple[PatternSpec, int]]
+
+    def __post_init__(self) -> None:
+        longest = max(len(before) + len(after) for before, after in self.frames.values())
+        if longest >= self.most:
+            name = self.config.template.name
+            raise InputError(f"template {name!r} has {longest} tokens, the model takes {self.most}; use a shorter one")
+
+    @property
+    def most(self) -> int:
+        """Tokens that all patterns have positions for."""
+        return min(most for _, most in self.patterns)
+
+    def status(self, source_tokens: Encoded, candidate_tokens: Encoded) -> tuple[str, str, int]:
+        """Status and message of a row of these tokens, and how many source tokens to cut."""
+        config, name = self.config, self.config.context_name
+        source, candidate = len(source_tokens.ids), len(candidate_tokens.ids)
+        if candidate == 0:
+            return EMPTY_CANDIDATE, "the candidate has no tokens", 0
+        if config.needs_source and source == 0:
+            return EMPTY_SOURCE, f"the {name} has no tokens", 0
+        rooms = [self._beside(pattern, most, candidate) for pattern, most in self.patterns]
+        room_candidate, room_source = (min(sizes) for sizes in zip(*rooms, strict=True))
+        if candidate > room_candidate:
+            return TOO_LONG, f"the candidate has {count_of(candidate_tokens)}, the model takes {room_candidate}", 0
+        if not config.needs_source or source <= room_source:
+            return OK, "", 0
+        if config.overlength == "truncate-source" and room_source >= 1:
+            cut = source - room_source
+            return TRUNCATED_SOURCE, f"the last {cut} of the {name}'s {source} tokens were cut", cut
+        return TOO_LONG, f"the {name} has {count_of(source_tokens)}, there is room for {max(room_source, 0)}", 0
+
+    def _beside(self, pattern: PatternSpec, most: int, candidate: int) -> tuple[int, int]:
+        """Tokens that candidate and source may have under a pattern.
+
+        Where window positions restart, the target may use all of them, and so may the context with its template; else
+        all of them share the positions.
+        """
+        words = {direction: len(before) + len(after) for direction, (before, after) in self.frames.items()}
+        if pattern.restart_positions:
+            beside_candidate = words.get("reverse", 0)
+            beside_source = max((size for direction, size in words.items() if direction != "reverse"), default=0)
+        else:
+            beside_candidate = max(words.values())
+            beside_source = beside_candidate + candidate
+        separators = len(pattern.separator_ids)
+        if beside_candidate and not pattern.restart_positions:  # words of the template are a context even by themselves
+            beside_candidate += separators
+        return most - beside_candidate, most - beside_source - separators

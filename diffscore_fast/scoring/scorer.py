@@ -1,0 +1,366 @@
+"""DiffScorer: text evaluation by masked reconstruction (DiffScore, arXiv 2605.11601)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from diffscore_fast.arguments import checked_column, real_number
+from diffscore_fast.engine.plan import AttentionPattern, Estimator, Sequences
+from diffscore_fast.engine.profile import stage
+from diffscore_fast.engine.ragged import offsets_of, spread
+from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.session import ScoringModel
+from diffscore_fast.engine.streams import one_ahead, portions, token_estimate
+from diffscore_fast.errors import InputError
+from diffscore_fast.scoring.config import Direction, Overlength, ScoreConfig, default_full_draws
+from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig, ReconstructionResult
+from diffscore_fast.scoring.references import Aggregate, aggregate, expand
+from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, scored_texts
+from diffscore_fast.scoring.table import ScoreTable, TokenScores
+from diffscore_fast.scoring.word_classes import WithinEligible
+from diffscore_fast.signature import Signature
+from diffscore_fast.status import SCORED
+from diffscore_fast.text.tagger import DEFAULT_TAGGER, MaskWords
+from diffscore_fast.text.templates import Template, find_template
+from diffscore_fast.text.tokenizer import Encoded
+
+# Rows are planned in portions of at most about this many tokens: a bound on memory, and on what a killed run loses.
+TOKENS_CHUNK = 1 << 16
+
+
+class DiffScorer(ScoringModel):
+    """Scores candidates by masked reconstruction with a masked-diffusion language model.
+
+    Parameters as for `ScoringModel`, without `attention`.
+
+    Raises
+    ------
+    CheckpointError
+        If the model folder is incomplete, damaged, or fails its own check.
+
+    Examples
+    --------
+    >>> scorer = DiffScorer("mini")
+    >>> table = scorer.score(["The cat sat on the mat."], ["A cat sat."], draws=5)
+    >>> table.status
+    ['ok']
+    """
+
+    def score(
+        self,
+        sources: Sequence[str | None] | None,
+        candidates: Sequence[str | None],
+        *,
+        direction: Direction = "conditional",
+        draws: int = 8,
+        seed: int = 0,
+        estimator: Literal["mean_logprob", "elbo", "weighted"] = "mean_logprob",
+        mask_ratios: Literal["grid", "stratified", "uniform"] = "grid",
+        masking: Literal["bernoulli", "count"] = "bernoulli",
+        levels: int = 10,
+        replicates: int | None = None,
+        coupling: Literal["balanced", "independent"] | None = None,
+        target_stderr: float | None = None,
+        max_draws: int = 128,
+        level_weights: Sequence[float] | None = None,
+        length_normalised: bool = False,
+        alpha: float = 0.5,
+        attention: Literal["full", "prefix", "corrected"] | None = None,
+        full_draws: int | Literal["auto"] | None = None,
+        overlength: Overlength = "error",
+        token_scores: bool = False,
+        template: str | Path | Template = "plain",
+        references: Sequence[Sequence[str | None] | str | None] | None = None,
+        aggregate: Aggregate = "max",
+        mask_words: MaskWords = "all",
+        tagger: str = DEFAULT_TAGGER,
+        progress: Callable[[int], None] | None = None,
+    ) -> ScoreTable:
+        """Score candidates, each against its source.
+
+        Parameters
+        ----------
+        sources : sequence of str, or None
+            One a candidate. None is allowed for `marginal`, which reads no source.
+        candidates : sequence of str
+            Texts to score. An entry that is None, empty, no text, or too long gets a status and no score.
+        direction : {"marginal", "conditional", "reverse", "bidirectional", "pmi"}
+            S(c | nothing), S(c | s), S(s | c), alpha * conditional + (1 - alpha) * reverse, or
+            conditional - marginal on common masks.
+        draws : int
+            K, the number of mask draws; an independent grid makes another number, which the signature reports. A
+            text whose 2^L - 1 masks are no more is scored by all of them, exactly.
+        seed : int
+            With the target's tokens it determines the masks.
+        estimator, level_weights, length_normalised
+            See `ReconstructionConfig`.
+        mask_ratios, masking, levels, replicates, coupling
+            See `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18 forward passes).
+        target_stderr, max_draws
+            See `ReconstructionConfig`: a standard error to aim at, and the most draws that a row may get for it.
+        alpha : float
+            Weight of `conditional` in `bidirectional`.
+        attention : {"full", "prefix", "corrected"}, optional
+            `full`: every token sees every token. `prefix`: the source does not see the candidate, and is computed
+            once for all its candidates and draws. `corrected`: the `prefix` score plus the mean of full - prefix over
+            J of the draws, whose expectation is the `full` score. The model's default if not given.
+        full_draws : int or "auto", optional
+            J, for `corrected`; the least there is if not given. See `ReconstructionConfig`.
+        overlength : {"error", "skip", "truncate-source"}
+            What happens where a text exceeds the model's positions: status `too_long` (the command line counts it
+            as failed for "error", as skipped for "skip"), or the end of the source is cut, counted and reported.
+            Candidates are never cut.
+        token_scores : bool
+            Also return the score of every token with the characters it covers.
+        template : str, Path or Template
+            Words around the two texts: a name (see `diffscore_fast.text.templates`), or a TOML or JSON file.
+        references : sequence of lists of str, optional
+            Several texts a candidate that stand in the source's place, in place of `sources`: `conditional` is
+            S(c | r), `reverse` S(r | c). A reference that is None, empty, no text or too long is left out.
+        aggregate : {"max", "mean"}
+            The best reference's score, or the mean over references.
+        mask_words : {"all", "content", "function", "entities"}
+            Mask and score one class of words alone, told by a spaCy model; the other words stay visible.
+        tagger : str
+            The spaCy model.
+        progress : callable, optional
+            Called with the number of window tokens just evaluated. What it raises ends the call, and leaves the scorer
+            as good as before.
+
+        Returns
+        -------
+        ScoreTable
+
+        Raises
+        ------
+        InputError
+            For unknown options, unequal lengths, or a bare string where a list belongs.
+        DependencyError
+            If a class of words is asked for, and spaCy or its model is not installed.
+        UnsupportedPatternError
+            If the model was not trained with that attention.
+        """
+        design = MaskDesign(
+            draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
+        )
+        weights = None
+        if level_weights is not None:
+            weights = tuple(real_number("a level weight", weight) for weight in level_weights)
+        name = attention or self.spec.default_pattern
+        reconstruction = ReconstructionConfig(
+            estimator,
+            design,
+            weights,
+            length_normalised=length_normalised,
+            target_stderr=target_stderr,
+            max_draws=max_draws,
+            full_draws=default_full_draws(name, design, full_draws),
+        )
+        config = ScoreConfig(
+            direction=direction,
+            reconstruction=reconstruction,
+            alpha=alpha,
+            seed=seed,
+            attention=name,
+            overlength=overlength,
+            token_scores=token_scores,
+            template=find_template(template),
+            aggregate=None if references is None else aggregate,
+            mask_words=mask_words,
+            tagger=tagger,
+        )
+        self.check_patterns(config)
+        sources = _checked_columns(config, sources, references, candidates)
+        tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
+        return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
+
+    def check_patterns(self, config: ScoreConfig) -> None:
+        """Raise `UnsupportedPatternError` if the model lacks a pattern that the configuration reads."""
+        for name in config.patterns:
+            self.spec.pattern(name)
+
+    def score_batches(
+        self,
+        rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]],
+        config: ScoreConfig,
+        progress: Callable[[int], None] | None = None,
+        *,
+        by_time: bool = False,
+    ) -> Iterator[ScoreTable]:
+        """Score a stream of (source, candidate) rows in bounded memory: tables of consecutive rows, in order.
+
+        With `by_time`, on a CPU, a table also comes every few seconds, so that who stores them loses little.
+        A value may be anything: what is not text becomes a status. The cuts between tables change no score. Where the
+        configuration aggregates references, the first value of a row is the list of them.
+        """
+        draws = config.reconstruction.most_draws * len(config.passes)
+
+        def size_of(row: tuple[Any, Any]) -> int:
+            pairs = [row] if config.aggregate is None else expand([row])[0]
+            both = sum(token_estimate(text) for pair in pairs for text in pair)
+            targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
+            return both + draws * (both if config.attention == "full" else targets)
+
+        cut = portions(rows, size_of, self._portion_tokens(TOKENS_CHUNK), self._portion_seconds(by_time))
+        # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
+        # fork would copy as they are.
+        ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
+
+        def work(portion: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
+            return self._tokenised(portion, config)
+
+        tokenised = one_ahead(cut, work) if ahead else map(work, cut)
+        for batch in tokenised:
+            yield self._score_batch(batch, config, progress)
+
+    def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
+        """Rows as tokens; where references are aggregated, a row for each of them, and where each candidate's begin."""
+        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
+        with stage("tokenise"):
+            if config.aggregate is None:
+                return self._rows.tokenise(rows, config, patterns), None
+            pairs, offsets = expand(rows)
+            return self._rows.tokenise(pairs, config, patterns), offsets
+
+    def _score_batch(
+        self, batch: tuple[TokenRows, np.ndarray | None], config: ScoreConfig, progress: Callable[[int], None] | None
+    ) -> ScoreTable:
+        rows, offsets = batch
+        table = self._score_rows(rows, config, progress)
+        return table if offsets is None or config.aggregate is None else aggregate(table, offsets, config.aggregate)
+
+    @cached_property
+    def _rows(self) -> RowTokenizer:
+        return RowTokenizer(self._tokenizer)
+
+    def _score_rows(self, rows: TokenRows, config: ScoreConfig, progress: Callable[[int], None] | None) -> ScoreTable:
+        status = rows.status
+        scored = [row for row, state in enumerate(status) if state in SCORED]
+        design = config.reconstruction.design
+        count, levels = len(status), len(design.level_ratios)
+        num_tokens = np.zeros(len(scored), dtype=np.int64)
+        result = ReconstructionResult.none(levels)
+        tokens: TokenScores | None = None
+        if scored:
+            contexts, targets = [], []
+            for index, (direction, _) in enumerate(config.passes):
+                own_contexts, own_targets = rows.sides(direction, scored)
+                contexts += own_contexts
+                targets += own_targets
+                if index == 0 or config.direction == "bidirectional":
+                    num_tokens += [item.num_eligible for item in own_targets]
+            result = self._reconstruct(contexts, targets, config, progress)
+            if config.token_scores:
+                tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
+        table = ScoreTable(
+            scores=spread(result.scores, scored, count),
+            stderr=spread(result.stderr, scored, count),
+            num_tokens=spread(num_tokens, scored, count, fill=0),
+            num_draws=spread(result.num_draws, scored, count, fill=0),
+            full_draws=spread(result.full_draws, scored, count, fill=0),
+            status=status,
+            messages=rows.messages,
+            truncated_tokens=rows.truncated,
+            profile=spread(result.profile, scored, count),
+            profile_ratios=design.level_ratios,
+            kind=config.kind,
+            signature=self.signature(config),
+            tokens=tokens or (TokenScores.none(count) if config.token_scores else None),
+        )
+        return table.without_non_finite()
+
+    def signature(self, config: ScoreConfig) -> Signature:
+        """What scores under this configuration depend on beside the row."""
+        reconstruction, design = config.reconstruction, config.reconstruction.design
+        target, by_class = reconstruction.target_stderr, config.mask_words != "all"
+        return Signature(
+            **self._identity,
+            direction=config.direction,
+            alpha=config.alpha if config.direction == "bidirectional" else None,
+            estimator=reconstruction.estimator,
+            level_weights=reconstruction.level_weights,
+            length_normalised=reconstruction.length_normalised,
+            masking=design.masking,
+            mask_words=config.mask_words if by_class else None,
+            tagger=self._rows.tagger(config.tagger).identity if by_class else None,
+            mask_ratios=design.ratios,
+            coupling=design.coupling,
+            draws=design.num_draws,
+            levels=design.levels,
+            replicates=design.num_replicates,
+            target_stderr=target,
+            max_draws=None if target is None else reconstruction.max_draws,
+            seed=config.seed,
+            attention=config.attention,
+            full_draws=reconstruction.full_draws,
+            template=config.template.identity,
+            aggregate=config.aggregate,
+            overlength=config.overlength,
+        )
+
+    def _reconstruct(
+        self,
+        contexts: list[np.ndarray],
+        targets: list[Encoded],
+        config: ScoreConfig,
+        progress: Callable[[int], None] | None,
+    ) -> ReconstructionResult:
+        with stage("plan"):
+            unique: dict[bytes, int] = {}
+            context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
+            distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
+            sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
+            keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
+        rows = len(targets) // len(config.passes)
+        row_of = np.tile(np.arange(rows), len(config.passes))
+        coefficients = np.repeat([coefficient for _, coefficient in config.passes], rows)
+
+        def build(sequences: Sequences) -> MaskedReconstruction:
+            return MaskedReconstruction(config.reconstruction, sequences, keys, row_of, coefficients)
+
+        with stage("plan"):
+            estimator: Estimator[ReconstructionResult] = build(sequences)
+            if config.mask_words != "all":
+                eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
+                estimator = WithinEligible(eligible, sequences, build)
+        return self._runner.evaluate(estimator, sequences, AttentionPattern(config.patterns[0]), progress)
+
+
+def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
+    """Validate the columns; returns the sources or references, filled in where the direction reads none."""
+    candidates = checked_column("candidates", candidates)
+    if references is not None:
+        if sources is not None:
+            raise InputError("references stand in the source's place; give one of the two, and None for sources")
+        references = checked_column("references", references)
+        if len(references) != len(candidates):
+            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
+        return references
+    if sources is not None:
+        sources = checked_column("sources", sources)
+    if sources is None:
+        if config.needs_source:
+            raise InputError(f"direction {config.direction!r} reads sources; give one a candidate")
+        return [None] * len(candidates)
+    if len(sources) != len(candidates):
+        raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; they are paired one to one")
+    return sources
+
+
+def _token_scores(
+    config: ScoreConfig, result: ReconstructionResult, targets: list[Encoded], rows: list[int], count: int
+) -> TokenScores:
+    """Token scores of the first pass; pmi's are its differences from the second, on common masks."""
+    lengths = np.zeros(count, dtype=np.int64)
+    lengths[rows] = [len(item.ids) for item in targets]
+    total = int(lengths.sum())
+    log_probs, spans = result.token_log_probs[:total], np.concatenate([item.spans for item in targets])
+    if config.direction == "pmi":
+        log_probs = log_probs - result.token_log_probs[total:]
+    return TokenScores(offsets_of(lengths), spans, log_probs, result.token_counts[:total])

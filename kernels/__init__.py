@@ -1,0 +1,1 @@
+"""Triton kernels, one file per operation; installed as `diffscore_fast.kernels`."""
