@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones import loader as load
+from diffscore_fast.backbones.config import EMBEDDED_MODELS
 from diffscore_fast.backbones.llama import _frequencies
 from diffscore_fast.backbones.loader import default_dtype, load_model
 from diffscore_fast.backbones.weights import save_weights, weight_files
@@ -78,7 +79,7 @@ def test_the_default_type_of_a_cpu_is_float32_whatever_the_processor(monkeypatch
 def test_the_default_type_of_another_device_is_that_of_most_weights(folders, tmp_path):
     device = torch.device("xpu")
     assert default_dtype(device, weight_files(folders["llada"])) == torch.float32
-    assert default_dtype(device, weight_files(load.EMBEDDED_MODELS["mini"])) == torch.float32  # scales of 8-bit rows
+    assert default_dtype(device, weight_files(EMBEDDED_MODELS["mini"])) == torch.float32  # scales of 8-bit rows
     for dtype in (torch.bfloat16, torch.float16):
         path = tmp_path / f"{dtype}.safetensors"
         save_file({"a": torch.zeros(9, 9, dtype=dtype), "b": torch.zeros(80), "c": torch.zeros(99).long()}, path)
