@@ -6,13 +6,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
-from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
+from diffscore_fast.ops import AUTO, MASKED_LOGPROB, Projection, masked_logprob, masked_logprob_statistics
 from diffscore_fast.ops.masked_logprob import _wanted
 from tests.support.products import needs_extension, runs_brgemm
 
@@ -326,13 +327,13 @@ def test_an_implementation_asked_for_by_name_runs_or_raises():
 
 
 @needs_extension
-def test_types_that_kernels_do_not_take_go_to_the_reference():
+def test_dtypes_that_kernels_do_not_take_go_to_the_reference():
     hidden, weight, bias, targets = problem(4, 32, 130)
     want = masked_logprob(hidden, weight, bias, targets, implementation="reference")
     assert torch.equal(masked_logprob(hidden, weight.double(), bias, targets), want)
-    mixed = hidden.bfloat16(), weight, None
-    assert _wanted(*mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its types
-    far = [item if item is None else item.to("meta") for item in mixed]  # a device that is not the CPU
+    mixed = Projection(weight, None, None, (), 130, 1.0, None)
+    assert _wanted(hidden.bfloat16(), mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its dtypes
+    far = hidden.bfloat16().to("meta"), replace(mixed, weight=weight.to("meta"))  # a device that is not the CPU
     assert _wanted(*far, AUTO) == "reference"
     assert _wanted(*far, "triton") == "triton"
 

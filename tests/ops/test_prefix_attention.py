@@ -432,7 +432,7 @@ def test_types_that_a_kernel_does_not_take():
     want = prefix_attention(query, *low, layout, implementation="reference")
     assert torch.equal(prefix_attention(query, *low, layout), want)
     for inputs in ((query, *low), [item.double() for item in (query, *others)]):
-        with pytest.raises(ImplementationError, match="'cpu' takes one type"):
+        with pytest.raises(ImplementationError, match="'cpu' takes one dtype"):
             prefix_attention(*inputs, layout, implementation="cpu")
 
 
@@ -450,8 +450,8 @@ def varlen_stand_in(
     value,
     query_edges,
     key_edges,
-    longest_query,
-    longest_key,
+    max_query,
+    max_key,
     dropout_p=0.0,
     softmax_scale=None,
     causal=False,
@@ -459,7 +459,7 @@ def varlen_stand_in(
 ):
     """flash_attn.flash_attn_varlen_func as its documentation states it, for tests: that package needs a GPU."""
     assert not causal and return_attn_probs and query_edges.dtype == key_edges.dtype == torch.int32
-    assert (longest_query, longest_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))
+    assert (max_query, max_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))
     out, log_sum = torch.empty_like(query), torch.empty(query.shape[1], len(query))
     repeat = query.shape[1] // key.shape[1]
     for (first, last), (begin, end) in zip(query_edges.unfold(0, 2, 1), key_edges.unfold(0, 2, 1), strict=True):
