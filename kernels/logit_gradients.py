@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffscore_fast.kernels.masked_logprob import Launch, logits_tile, not_excluded
 
-GRADIENTS_CHUNK = 1 << 26  # bounds a slice of logit gradients, in numbers
+GRADIENTS_CHUNK = 1 << 26  # logit gradients per slice of the vocabulary, about
 
 
 @triton.jit(do_not_specialize=["count", "first", "last"])
@@ -20,7 +20,7 @@ def masked_logprob_gradient_kernel(
     first, last, hidden_stride, weight_stride, logit_scale, soft_cap, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_CAP: tl.constexpr, EXCLUDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """gradient [N, last - first] = dL / d(hidden . weight) for vocabulary rows first .. last; logits are recomputed.
+    """gradient [N, last - first] = dL / d(hidden . weight) for vocabulary rows first .. last, from recomputed logits.
 
     dL/dz = g ([v = target] - exp(z - log_sum_exp)) with g = grad_log_prob [N].
     """

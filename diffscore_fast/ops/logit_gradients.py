@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffscore_fast.ops.projection import Projection
 
-LOGITS_CHUNK = 1 << 22  # bounds the recomputed logits, in numbers; also fixes the slices, by the number of rows
+LOGITS_CHUNK = 1 << 22  # recomputed logits per slice of the vocabulary; a slice depends on the number of rows only
 
 
 def logit_gradients(

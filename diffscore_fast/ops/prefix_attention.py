@@ -16,7 +16,7 @@ from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywher
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
-SCORES_CHUNK = 1 << 24  # bounds the reference's attention scores, in numbers
+SCORES_CHUNK = 1 << 24  # the reference's attention scores at a time
 KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 

@@ -1,6 +1,6 @@
-"""What the Triton kernels mean, run by Triton's interpreter; `test_triton.py` starts this with TRITON_INTERPRET=1.
+"""Results of the Triton kernels in Triton's interpreter; `test_triton.py` starts this with TRITON_INTERPRET=1.
 
-Shapes are small: the interpreter runs one program at a time. What it cannot show, machine code, is bench.aot's part.
+Shapes are small: the interpreter runs one program at a time. `bench.aot` compiles the kernels to machine code.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def test_low_precision_attention_loses_only_its_weights_rounding(dtype, width):
     inputs = [item.to(dtype) for item in tensors(layout, 2, 1, width, 60)]
     got = prefix_attention(*inputs, layout, implementation="triton")
     assert got.dtype == dtype
-    # Weights are rounded to the type before their product with the values.
+    # Weights are rounded to the dtype before their product with the values.
     torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
