@@ -23,7 +23,7 @@ MIN_SPLIT = 1024  # vocabulary rows
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch options; constants of the type, never tuned by timing."""
+    """Tile sizes and launch options; constants of the dtype, never tuned by timing."""
 
     BLOCK_N: int
     BLOCK_V: int
