@@ -113,9 +113,9 @@ def logprob_cases(
         **dict.fromkeys(("hidden", "bias"), f"*{letter}"),
         "weight": "*i8" if eight_bit else f"*{letter}",
         **dict.fromkeys(("rows", "targets", "excluded", "rank"), "*i64"),
-        **dict.fromkeys(("target_logit", "maximum", "total", "weighted", "log_sum_exp", "log_prob"), "*fp32"),
+        **dict.fromkeys(("target_logit", "m_splits", "l_splits", "moment_splits", "log_sum_exp", "log_prob"), "*fp32"),
         "entropy": "*fp32",
-        "above": "*i32",
+        "above_splits": "*i32",
         "grad_log_prob": "*fp32",
         "gradient": f"*{letter}",
         "weight_scale": "*fp32",
@@ -130,7 +130,7 @@ def logprob_cases(
     found = [
         _case(
             f"masked_logprob forward, {label}",
-            module.forward_kernel,
+            module.masked_logprob_kernel,
             types,
             {**tiles, **flags, "STATISTICS": False},
             launch,
@@ -139,7 +139,7 @@ def logprob_cases(
         ),
         _case(
             f"masked_logprob statistics, {label}",
-            module.forward_kernel,
+            module.masked_logprob_kernel,
             types,
             {**tiles, **flags, "STATISTICS": True},
             launch,
@@ -148,7 +148,7 @@ def logprob_cases(
         ),
         _case(
             f"masked_logprob target logits, {label}",
-            module.target_logits_kernel,
+            module.masked_logprob_target_kernel,
             types,
             {**tiles, **flags},
             launch,
@@ -157,7 +157,7 @@ def logprob_cases(
         ),
         _case(
             f"masked_logprob logit gradient, {label}",
-            kernels("logit_gradients").logit_gradient_kernel,
+            kernels("logit_gradients").masked_logprob_gradient_kernel,
             types,
             {**tiles, **flags},
             launch,
@@ -170,7 +170,7 @@ def logprob_cases(
         found.append(
             _case(
                 f"masked_logprob merge, {label}",
-                module.merge_kernel,
+                module.masked_logprob_merge_kernel,
                 types,
                 merge,
                 (4, 3, config.enable_fp_fusion),
@@ -181,24 +181,34 @@ def logprob_cases(
     return found
 
 
-def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
+def attention_cases(heads: int, head_dim: int, dtype: torch.dtype) -> list[Case]:
     """16 candidates x 20 draws x 73 tokens over a 450-token prefix."""
     module, letter = kernels("prefix_attention"), _letter(dtype)
     size = dtype.itemsize
     queries, prefix, window = 16 * 20 * 73, 450, 73
     types = {
         **dict.fromkeys(("query", "key", "value", "out"), f"*{letter}"),
-        **dict.fromkeys(("rows", "block_begin", "block_end", "block_first", "block_last", "limits"), "*i64"),
+        **dict.fromkeys(("rows", "query_begin", "query_end", "key_begin", "key_end", "limits"), "*i64"),
         "has_prefix": "*i64",
-        **dict.fromkeys(("best_state", "mass_state", "state"), "*fp32"),
+        **dict.fromkeys(("m_state", "l_state", "acc_state"), "*fp32"),
         **dict.fromkeys(
-            ("heads", "group", "width", "query_row", "query_head", "key_row", "key_head", "value_row", "value_head"),
+            (
+                "heads",
+                "group",
+                "head_dim",
+                "stride_qm",
+                "stride_qh",
+                "stride_kn",
+                "stride_kh",
+                "stride_vn",
+                "stride_vh",
+            ),
             "i32",
         ),
         "scale": "fp32",
     }
-    numbers, state = queries * heads * width, 4.0 * queries * heads * (width + 2)
-    first, second = module.prefix_config(dtype, width), module.window_config(dtype, width)
+    numbers, state = queries * heads * head_dim, 4.0 * queries * heads * (head_dim + 2)
+    first, second = module.prefix_config(dtype, head_dim), module.window_config(dtype, head_dim)
     found = []
     for name, config, keys, moved, limited in (
         ("prefix", first, prefix, size * numbers + state, False),
@@ -206,17 +216,17 @@ def attention_cases(heads: int, width: int, dtype: torch.dtype) -> list[Case]:
         ("window in blocks", second, window, 4 * size * numbers + state, True),
     ):
         constants = {
-            "WIDTH": width,
-            "BLOCK_Q": config.BLOCK_Q,
-            "BLOCK_K": config.BLOCK_K,
+            "BLOCK_D": head_dim,
+            "BLOCK_M": config.BLOCK_M,
+            "BLOCK_N": config.BLOCK_N,
             "PREFIX": name == "prefix",
             "LIMITED": limited,
         }
         launch = (config.num_warps, config.num_stages, config.enable_fp_fusion)
         found.append(
             _case(
-                f"prefix_attention {name}, {heads} heads of {width} {letter}",
-                module.stage_kernel,
+                f"prefix_attention {name}, {heads} heads of {head_dim} {letter}",
+                module.prefix_attention_kernel,
                 types,
                 constants,
                 launch,
@@ -273,18 +283,8 @@ def compile_case(case: Case, target: GPUTarget) -> Compiled:
         if name in case.kernel.arg_names
     }
     # Pointers and the sizes that models keep at multiples of 16 are specialised as the launcher would.
-    aligned = {
-        "width",
-        "hidden_stride",
-        "weight_stride",
-        "query_row",
-        "query_head",
-        "key_row",
-        "key_head",
-        "value_row",
-        "value_head",
-        "split_size",
-    }
+    aligned = {"width", "head_dim", "hidden_stride", "weight_stride", "split_size"}
+    aligned |= {f"stride_{tensor}{dim}" for tensor, dim in ("qm", "qh", "kn", "kh", "vn", "vh")}
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, (name, kind) in enumerate(case.signature.items())

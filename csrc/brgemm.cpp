@@ -21,8 +21,8 @@ bool processor_has(const char* feature) {
   return at != found.end() && at->second.isBool() && at->second.toBool();
 }
 
-// What oneDNN does with memory for its code: it maps a page, fills it, and makes it executable, by itself or writable
-// as well. Where a policy forbids that, oneDNN's brgemm ends the process.
+// Tries what oneDNN does for its generated code: map a page, write to it, make it executable, without or with leave to
+// write. Where a policy forbids that, oneDNN's brgemm would end the process.
 std::string probe_generated_code() {
   const size_t size = sysconf(_SC_PAGESIZE);
   for (const int protection : {PROT_READ | PROT_EXEC, PROT_READ | PROT_WRITE | PROT_EXEC}) {
@@ -66,14 +66,14 @@ void multiply(Products::By by, const char* a_bytes, int64_t row_stride, int64_t 
   }
 }
 
-// Products of two depth blocks, the second added, in the shapes that the operations ask for. Numbers are multiples of
-// 1/64 below 1, which bfloat16 holds, and sums multiples of 1/4096 below 512, which float32 holds: whatever the order,
-// the result must be exact.
+// Checks products of two depth blocks, the second added to the first, in the shapes that the operations use. Numbers
+// are multiples of 1/64 below 1, which bfloat16 represents, and sums multiples of 1/4096 below 512, which float32
+// represents: in any order of summation the result must be exact.
 template <class Number>
 std::string check(at::ScalarType type) {
-  constexpr int64_t most_rows = 128, depth = 384 + kDepthStep;
+  constexpr int64_t max_rows = 128, depth = 384 + kDepthStep;
   const Products brgemm{Products::By::kBrgemm, type};
-  std::vector<Number> a(most_rows * depth), b(kBlockLanes * depth);
+  std::vector<Number> a(max_rows * depth), b(kBlockLanes * depth);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) / 64.0f;
   for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(static_cast<int>(i * 53 % 97) - 48) / 64.0f;
   constexpr int64_t size = sizeof(Number), words = depth * size / kWord;
@@ -86,7 +86,7 @@ std::string check(at::ScalarType type) {
   struct Shape {
     int64_t rows, first;  // depth of the first block
   };
-  for (const auto [height, first] : {Shape{kBlockRows, 384}, Shape{16, 32}, Shape{80, 96}, Shape{most_rows, 128}}) {
+  for (const auto [height, first] : {Shape{kBlockRows, 384}, Shape{16, 32}, Shape{80, 96}, Shape{max_rows, 128}}) {
     std::vector<float> c(height * kBlockLanes, std::nanf(""));
     try {
       const ProductScope scope(brgemm);
@@ -138,7 +138,7 @@ Products choose_products(const char* operation, std::string_view asked, at::Scal
   TORCH_CHECK(asked == "auto" || asked == "inner" || asked == "brgemm" || asked == "plain", operation,
               ": products must be auto, inner, brgemm or plain; got ", asked);
   if (asked == "inner") return {};
-  // Before brgemm's own check, which has oneDNN generate code.
+  // Asked before brgemm's own check, in which oneDNN generates code.
   if (asked == "auto" && (!unfit.empty() || !brgemm_preferred(type))) return {};
   std::string reason = unfit;
   if (reason.empty() && asked != "plain") reason = brgemm_unavailable(type);

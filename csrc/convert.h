@@ -1,4 +1,4 @@
-// Rows of any stored type to float32.
+// Rows of any stored dtype, converted to float32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace diffscore {
 
-// Bounds of what an operation takes: sizes in bytes, products of these, then stay below 2^63. An expanded tensor has
-// any number of rows without the memory for them.
+// Bounds of what an operation takes, so that sizes in bytes, which are products of these, stay below 2^63. An expanded
+// tensor can have any number of rows without the memory for them.
 constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
@@ -36,7 +36,7 @@ inline void to_floats(at::ScalarType type, const void* from, int64_t count, floa
   }
 }
 
-// Rows of a matrix whose last dimension is contiguous, read as float32. Rows of int8 carry a scale each.
+// Rows of a matrix whose last dimension is contiguous, read as float32. Each row of int8 has a scale.
 class RowReader {
  public:
   RowReader(const at::Tensor& matrix, const float* scales = nullptr)

@@ -1,8 +1,8 @@
 // Inner loops, compiled once for each instruction set and chosen at run time.
 //
-// All of them work on panels of kLanes columns. A lane is one row of the caller's problem (a hidden state, a query);
-// the sums of a lane never mix with another lane's, and their order depends on shapes alone. This is what makes every
-// result independent, bit for bit, of the other rows in the batch.
+// All of them work on panels of kLanes columns. A lane is one row of the caller's problem (a hidden state, a query).
+// The sums of a lane never mix with another lane's, and their order depends on shapes only. Therefore every result is
+// independent, bit for bit, of the other rows in the batch.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ constexpr int64_t kDepthBlock = 384;       // a [384, 24] panel stays near the f
 struct LogitState {
   float* maximum;        // [kLanes]
   float* sum;            // [kLanes], sum of exp(z - maximum)
-  float* weighted;       // [kLanes], sum of (z - maximum) exp(z - maximum); null when entropy is not wanted
-  float* above;          // [kLanes], number of logits above the target's; null when the rank is not wanted
-  const float* target;   // [kLanes], the target's logit; read only when `above` is given
+  float* weighted;       // [kLanes], sum of (z - maximum) exp(z - maximum); null if entropy is not wanted
+  float* above;          // [kLanes], number of logits above the target's; null if the rank is not wanted
+  const float* target;   // [kLanes], the target's logit; read only if `above` is given
 };
 
 // What happens to a product before the softmax: z = cap(scale * (product + bias)).
@@ -45,21 +45,21 @@ struct InnerKernels {
   // z in place of the products c [rows, kLanes], rows `stride` apart; `bias` [rows] may be null.
   void (*logits)(float* c, int64_t stride, int64_t rows, const float* bias, LogitTransform transform, int vectors);
 
-  // Takes the logits c [rows, kLanes], rows `stride` apart, into the running state.
+  // Takes the logits c [rows, kLanes], rows `stride` apart, into the running softmax.
   void (*absorb)(const float* c, int64_t stride, int64_t rows, LogitState state, int vectors);
 
-  // Scores c [rows, kLanes] of keys first_key.. become weights exp(scale * (score - maximum)); the running maximum, sum
-  // and accumulator [width, kLanes] are rescaled to it. A lane sees keys below limits[lane]; null limits show all. Rows
-  // of c and of the accumulator lie `stride` apart.
+  // Scores c [rows, kLanes] of keys first_key.. become weights exp(scale * (score - maximum)), with the new running
+  // maximum; the running sum and accumulator [head_dim, kLanes] are rescaled to it. A lane sees keys below
+  // limits[lane]; null limits: all. Rows of c and of the accumulator lie `stride` apart.
   void (*attend)(float* c, int64_t stride, int64_t rows, float scale, float first_key, const float* limits,
-                 float* maximum, float* sum, float* accumulator, int64_t width, int vectors);
+                 float* maximum, float* sum, float* accumulator, int64_t head_dim, int vectors);
 
   // Neighbouring rows of c [rows, stride] as pairs of bfloat16, rounded to nearest, ties to even:
-  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). `rows` is even, `stride` a multiple of kVector; a NaN stays one
+  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). `rows` is even, `stride` a multiple of kVector; a NaN stays NaN
   // if its low half is zero.
   void (*pair_rows)(const float* c, int64_t stride, int64_t rows, uint32_t* pairs);
 
-  // y [rows, kLanes] = activation(y + bias) in place; kSwiglu makes silu(first half) * second half in the first half.
+  // y [rows, kLanes] = activation(y + bias) in place; kSwiglu writes silu(first half) * second half to the first half.
   void (*activate)(float* y, int64_t rows, const float* bias, Activation activation, int vectors);
 
   // Layer norm down each lane of y + residual, both [rows, kLanes], in place; gain and offset [rows].

@@ -1,4 +1,4 @@
-// The inner loops for x86 processors with AVX2 and FMA; the check is made at run time, so one build serves all.
+// The inner loops for x86 processors with AVX2 and FMA. One build serves all processors: the check is at run time.
 #include "inner.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))

@@ -1,7 +1,8 @@
-// The body's products with their epilogue in cache: bias, GELU or SwiGLU, residual and layer norm.
+// The body's matmuls with their epilogue in cache: bias, GELU or SwiGLU, residual and layer norm.
 //
-// Rows of x are the lanes; up to four panels of 24 share a walk over the weight, 64 of its rows at a time, so that a
-// tile of it is read four times from the second-level cache. The epilogue works down the lanes of the finished panel.
+// Rows of x are the lanes. Up to four panels of 24 lanes share a walk over the weight, 64 of its rows at a time, so
+// that the panels after the first read a tile of the weight from the second-level cache. The epilogue works down the
+// lanes of a finished panel.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -18,7 +19,7 @@ namespace diffscore {
 namespace {
 
 constexpr int64_t kTileRows = 64;
-constexpr int64_t kMostPanels = 4;
+constexpr int64_t kMaxPanels = 4;
 
 struct Problem {
   const float *x, *weight, *bias, *residual, *gain, *offset;
@@ -37,17 +38,17 @@ void point_at_rows(Number* matrix, int64_t stride, int64_t first, int64_t count,
 
 void run(const InnerKernels& inner, const Problem& problem) {
   const int64_t panels = (problem.rows + kLanes - 1) / kLanes, threads = at::get_num_threads();
-  // Few rows are shared among all threads; how panels are grouped changes no sum.
-  const int64_t at_once = std::clamp<int64_t>(panels / threads, 1, kMostPanels);
-  share_units((panels + at_once - 1) / at_once, [&](const auto& claim) {
+  // A chunk is smaller where there are few rows, so that all threads get work; it changes no sum.
+  const int64_t chunk = std::clamp<int64_t>(panels / threads, 1, kMaxPanels);
+  share_units((panels + chunk - 1) / chunk, [&](const auto& claim) {
     const int64_t x_size = problem.depth * kLanes, y_size = problem.width * kLanes;
     const int64_t spare_size = std::max(problem.depth, problem.kept);
-    Scratch x(at_once * x_size), y(at_once * y_size), residual(problem.kept * kLanes), spare(spare_size);
+    Scratch x(chunk * x_size), y(chunk * y_size), residual(problem.kept * kLanes), spare(spare_size);
     std::fill_n(spare.get(), spare_size, 0.0f);
     const float* from[kLanes];
     float* to[kLanes];
     for (int64_t unit; claim(unit);) {
-      const int64_t first_panel = unit * at_once, here = std::min(at_once, panels - first_panel);
+      const int64_t first_panel = unit * chunk, here = std::min(chunk, panels - first_panel);
       const auto lanes_in = [&](int64_t p) {
         return std::min(kLanes, problem.rows - (first_panel + p) * kLanes);
       };

@@ -1,9 +1,9 @@
-// Log-softmax of the vocabulary projection, gathered at the target; logits live in a cache-sized tile only.
+// Log-softmax of the vocabulary projection, gathered at the target; logits exist only as a tile that fits in cache.
 //
-// Hidden states are packed once into panels of 24 rows, the lanes. Tiles of 64 vocabulary rows are read where they lie
-// and multiplied with a panel into a [64, 24] tile, or with a block of two into [64, 48], which the online softmax
-// absorbs while it is in cache. The vocabulary is cut into at most 64 splits by its size alone; their states are merged
-// in order.
+// Hidden states are packed once into panels of 24 rows, the lanes. Tiles of 64 vocabulary rows are read in place and
+// multiplied with a panel into a [64, 24] tile, or with a block of two panels into [64, 48]. The online softmax absorbs
+// the tile while it is in cache. The vocabulary is cut into at most 64 splits, whose number depends on its size only;
+// their states are merged in order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -29,11 +29,11 @@ namespace diffscore {
 namespace {
 
 constexpr int64_t kTileRows = kBlockRows;  // vocabulary rows in one tile
-constexpr int64_t kMostSplits = 64;
-constexpr int64_t kLeastSplit = 256;   // vocabulary rows; below, merging would cost more than it shares out
-constexpr int64_t kPanelsAtOnce = 42;  // an even number of panels, which one unit of work takes through a split
-constexpr int64_t kWideDepth = 1024;   // beyond, a tile of the weight leaves the second-level cache
-constexpr int64_t kPanelsTogether = 14;
+constexpr int64_t kMaxSplits = 64;
+constexpr int64_t kMinSplit = 256;    // vocabulary rows; smaller splits would cost more to merge than they save
+constexpr int64_t kPanelChunk = 42;   // panels that one unit of work takes through a split; an even number
+constexpr int64_t kWideDepth = 1024;  // beyond it, a tile of the weight does not stay in the second-level cache
+constexpr int64_t kWidePanels = 14;   // panels that then meet a piece of the tile together
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Problem {
@@ -45,21 +45,21 @@ struct Problem {
   const int64_t* targets; // [N]
   bool statistics;
 
-  // 0 in the panel that makes the last block whole
+  // 0 in a panel that only fills the last block
   int64_t lanes_in(int64_t panel) const { return std::clamp<int64_t>(rows - panel * kLanes, 0, kLanes); }
   // Panels whose products lie in one tile.
   int64_t side_by_side() const { return products.in_blocks() ? kBlockPanels : 1; }
   int64_t tile_stride() const { return side_by_side() * kLanes; }
   int64_t number_size() const { return products.number_size(); }
   int64_t weight_tile_bytes() const { return kTileRows * depth * number_size(); }
-  // The products of panel `index` of those that `tiles` holds.
+  // Where `tiles` has the products of its panel `index`.
   float* tile_of(float* tiles, int64_t index) const {
     const int64_t side = side_by_side();
     return tiles + index / side * kTileRows * tile_stride() + index % side * kLanes;
   }
 };
 
-// What the splits leave behind: [splits, panels * kLanes] each.
+// The state of each split's softmax: [splits, panels * kLanes] each.
 struct Partial {
   Scratch maximum, sum, weighted, above;
   explicit Partial(int64_t size, bool statistics)
@@ -103,7 +103,7 @@ void pack_blocks(const RowReader& hidden, const int64_t* rows, const Problem& pr
   });
 }
 
-// A tile of the weight: `rows` rows from `data` on, `stride` numbers apart.
+// A tile of the weight: `rows` rows, the first at `data`, `stride` numbers apart.
 struct WeightTile {
   const char* data;
   int64_t stride, rows;
@@ -117,8 +117,8 @@ void read_row(const Problem& problem, const RowReader& weight, int64_t row, char
   }
 }
 
-// Vocabulary rows first .. first + rows, where they lie if they can be multiplied there, else in `scratch`
-// [weight_tile_bytes]: in float32, and for blocks the vocabulary's last tile, whole.
+// Vocabulary rows first .. first + rows: in place if they can be multiplied there, else copied to `scratch`
+// [weight_tile_bytes]. Panels need a copy in float32, blocks a copy of the vocabulary's last tile, padded with zeros.
 WeightTile weight_tile(const Problem& problem, const RowReader& weight, int64_t first, int64_t rows, char* scratch) {
   const bool fit = problem.products.in_blocks() ? rows == kTileRows : weight.is_float();
   if (fit) return {weight.bytes(first), weight.stride(), rows};
@@ -128,9 +128,9 @@ WeightTile weight_tile(const Problem& problem, const RowReader& weight, int64_t 
   return {scratch, problem.depth, rows};
 }
 
-// Products of a tile of the weight with each of `count` panels. For a wide model the walk over depth is outermost: a
-// [64, 384] piece of the weight then stays in the second-level cache while all panels meet it. A product's sums are
-// the same for every count.
+// Products of a tile of the weight with each of `count` panels. The loop over depth is the outer one: for a wide model
+// a [64, 384] piece of the weight then stays in the second-level cache for all panels. A product's sums do not depend
+// on `count`.
 void tile_products(const InnerKernels& inner, const Problem& problem, const WeightTile& weight, const char* packed,
                    int64_t first_panel, int64_t count, float* tiles) {
   const int64_t size = problem.number_size(), side = problem.side_by_side();
@@ -151,7 +151,7 @@ void tile_products(const InnerKernels& inner, const Problem& problem, const Weig
   }
 }
 
-// Logits in place of the products of vocabulary rows `first` .. first + rows with one panel.
+// Turns the products of vocabulary rows first .. first + rows with one panel into logits, in place.
 void finish_logits(const InnerKernels& inner, const Problem& problem, int64_t first, int64_t rows, int vectors,
                    float* tile) {
   const int64_t stride = problem.tile_stride();
@@ -161,8 +161,8 @@ void finish_logits(const InnerKernels& inner, const Problem& problem, int64_t fi
   }
 }
 
-// The targets' own logits, before the pass that ranks them: the diagonal of a tile of the lanes' own target rows. It
-// has the shape of the pass's tiles, so that its sums have the same bits.
+// The targets' logits, for the pass that ranks them: the diagonal of a tile of the lanes' own target rows. The tile has
+// the shape of that pass's tiles, so that a target's logit has the same bits in both.
 void target_logits(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const char* packed,
                    float* target) {
   const int64_t side = problem.side_by_side();
@@ -187,17 +187,17 @@ void target_logits(const InnerKernels& inner, const Problem& problem, const RowR
 
 void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const RowReader& weight, const char* packed,
                      float* target, Partial& partial) {
-  const int64_t at_once = problem.splits < 16 ? 4 : kPanelsAtOnce;
-  const int64_t groups = (problem.panels + at_once - 1) / at_once;
+  const int64_t chunk = problem.splits < 16 ? 4 : kPanelChunk;
+  const int64_t groups = (problem.panels + chunk - 1) / chunk;
   const int64_t padded = problem.panels * kLanes;
   share_units(problem.splits * groups, [&](const auto& claim) {
     const ProductScope scope(problem.products);
-    const int64_t together = problem.depth > kWideDepth ? kPanelsTogether : problem.side_by_side();
+    const int64_t together = problem.depth > kWideDepth ? kWidePanels : problem.side_by_side();
     Scratch tiles(together * kTileRows * kLanes);
     std::vector<char> scratch(problem.products.in_blocks() || !weight.is_float() ? problem.weight_tile_bytes() : 0);
     for (int64_t unit; claim(unit);) {
-      const int64_t split = unit / groups, first_panel = unit % groups * at_once;
-      const int64_t last_panel = std::min(first_panel + at_once, problem.panels);
+      const int64_t split = unit / groups, first_panel = unit % groups * chunk;
+      const int64_t last_panel = std::min(first_panel + chunk, problem.panels);
       const int64_t begin = split * problem.split_rows;
       const int64_t end = std::min(begin + problem.split_rows, problem.vocabulary);
       float* maximum = partial.maximum.get() + split * padded;
@@ -220,7 +220,7 @@ void walk_vocabulary(const InnerKernels& inner, const Problem& problem, const Ro
             const int vectors = vectors_for(lanes);
             float* tile = problem.tile_of(tiles.get(), panel - group);
             finish_logits(inner, problem, first, rows, vectors, tile);
-            // With statistics the targets' logits are known, and other threads read them.
+            // With statistics the targets' logits are known already, and other threads read them.
             for (int64_t lane = 0; lane < lanes && !problem.statistics; ++lane) {
               const int64_t place = problem.targets[at + lane] - first;
               if (place >= 0 && place < rows) target[at + lane] = tile[place * stride + lane];
@@ -240,8 +240,8 @@ struct Outputs {
   at::Tensor log_prob, log_sum_exp, entropy, rank;
 };
 
-// Ordered merge of the splits, in float64: log p = (z_target - m) - log sum, so that a common offset costs no digits.
-// A logit of +inf takes all the mass, as in the limit of large logits; a split's sum is NaN where it has met a NaN.
+// Merges the splits in their order, in float64: log p = (z_target - m) - log sum, so that a common offset costs no
+// digits. A logit of +inf takes all the mass, as in the limit of large logits. A split's sum is NaN if it met a NaN.
 Outputs merge(const Problem& problem, const Partial& partial, const float* target, const at::TensorOptions& options) {
   const int64_t rows = problem.rows, padded = problem.panels * kLanes, kept = problem.statistics ? rows : 0;
   Outputs out{at::empty({rows}, options), at::empty({rows}, options), at::empty({kept}, options),
@@ -257,9 +257,9 @@ Outputs merge(const Problem& problem, const Partial& partial, const float* targe
     double sum = 0.0, weighted = 0.0, above = 0.0;
     for (int64_t split = 0; split < problem.splits; ++split) {
       const int64_t at = split * padded + row;
-      if (problem.statistics) above += partial.above.get()[at];  // a count, whatever the sums are
+      if (problem.statistics) above += partial.above.get()[at];  // a count, valid whatever the sums are
       const double moved = double(partial.maximum.get()[at]) - maximum;
-      if (!(moved > -kInfinity)) continue;  // nothing but -inf was seen there, or +inf, whose entropy is undefined
+      if (!(moved > -kInfinity)) continue;  // the split saw only -inf; or the maximum is +inf, and the entropy undefined
       const double factor = std::exp(moved);
       sum += partial.sum.get()[at] * factor;
       if (problem.statistics) {
@@ -317,8 +317,8 @@ std::string blocks_unfit(const at::Tensor& hidden, const at::Tensor& weight) {
   if (type != weight.scalar_type() || (type != at::kFloat && type != at::kBFloat16))
     return "hidden states and weight are not both float32 or both bfloat16";
   // oneDNN counts a tile's bytes in 32 bits.
-  constexpr int64_t most_bytes = int64_t{1} << 31;
-  if (weight.stride(0) >= most_bytes / (kTileRows * weight.element_size()))
+  constexpr int64_t max_bytes = int64_t{1} << 31;
+  if (weight.stride(0) >= max_bytes / (kTileRows * weight.element_size()))
     return std::to_string(kTileRows) + " rows of the weight span 2 GiB or more";
   if (hidden.size(1) % kDepthStep != 0) return "the width is no multiple of " + std::to_string(kDepthStep);
   return "";
@@ -341,8 +341,8 @@ Outputs run(const at::Tensor& hidden_in, const at::Tensor& weight_in, const std:
   problem.vocabulary = vocab_size;
   problem.products = choose_products("masked_logprob", products, hidden.scalar_type(), blocks_unfit(hidden, weight));
   problem.panels = (problem.rows + problem.tile_stride() - 1) / problem.tile_stride() * problem.side_by_side();
-  const int64_t share = (vocab_size + kMostSplits - 1) / kMostSplits;
-  problem.split_rows = std::max(kLeastSplit, (share + kTileRows - 1) / kTileRows * kTileRows);
+  const int64_t share = (vocab_size + kMaxSplits - 1) / kMaxSplits;
+  problem.split_rows = std::max(kMinSplit, (share + kTileRows - 1) / kTileRows * kTileRows);
   problem.splits = (vocab_size + problem.split_rows - 1) / problem.split_rows;
   problem.transform = {static_cast<float>(logit_scale), static_cast<float>(soft_cap.value_or(0.0))};
   problem.excluded = excluded_ids.vec();

@@ -10,8 +10,8 @@
 
 namespace diffscore {
 
-// Calls work(claim) on each thread; `claim(unit)` takes the next unit, or says that none is left. Which thread takes
-// a unit is left to chance, so units must not share sums.
+// Calls work(claim) on each thread; `claim(unit)` takes the next unit, or returns false if none is left. Any thread may
+// take any unit, so units must not share sums.
 template <class Work>
 void share_units(int64_t units, const Work& work) {
   std::atomic<int64_t> next{0};

@@ -15,15 +15,15 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr int64_t kSegmentsAtOnce = 1024;
+constexpr int64_t kSegmentChunk = 1024;
 
 // Runs work(segment) for every segment, in runs of neighbours.
 template <class Work>
 void for_each_segment(int64_t segments, const Work& work) {
-  share_units((segments + kSegmentsAtOnce - 1) / kSegmentsAtOnce, [&](const auto& claim) {
+  share_units((segments + kSegmentChunk - 1) / kSegmentChunk, [&](const auto& claim) {
     for (int64_t unit; claim(unit);) {
-      const int64_t end = std::min(segments, (unit + 1) * kSegmentsAtOnce);
-      for (int64_t segment = unit * kSegmentsAtOnce; segment < end; ++segment) work(segment);
+      const int64_t end = std::min(segments, (unit + 1) * kSegmentChunk);
+      for (int64_t segment = unit * kSegmentChunk; segment < end; ++segment) work(segment);
     }
   });
 }
@@ -106,8 +106,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> evidence_bounds(const at::Tensor&
   double* uppers = upper.data_ptr<double>();
   for_each_segment(blocks, [&](int64_t b) {
     const int64_t n = edge[b + 1] - edge[b], each = n / folds;
-    // Fold sums, and sums of the folds before and after each: subtracting a fold from the total would leave nothing
-    // of the others where that fold dominates.
+    // Fold sums, and sums of the folds before and after each. To subtract a fold from the total instead would cancel
+    // the others' digits where that fold dominates.
     std::vector<double> sums(folds), before(folds + 1, -kInfinity), after(folds + 1, -kInfinity);
     for (int64_t f = 0; f < folds; ++f) sums[f] = log_sum_exp(from + edge[b] + f * each, each);
     const auto add = [](double x, double y) {

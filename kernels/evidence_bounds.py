@@ -1,4 +1,4 @@
-"""Triton kernel of evidence_bounds: one program a block of text, float64."""
+"""Triton kernel of evidence_bounds: one program per block of a text, float64."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS_CHUNK = 256  # of a [folds, draws] tile: two float64 a thread, which leaves room in the registers
+NUMBERS_CHUNK = 256  # of a [folds, draws] tile: two float64 per thread, which leaves room in the registers
 
 
 def tile_sizes(folds: int) -> dict[str, int]:
-    """FOLDS, a power of 2, and the draws BLOCK of each fold that are read at once."""
+    """FOLDS, `folds` rounded up to a power of 2, and BLOCK, the draws of each fold that are read together."""
     padded = triton.next_power_of_2(folds)
     return {"FOLDS": padded, "BLOCK": max(1, NUMBERS_CHUNK // padded)}
 
@@ -26,7 +26,7 @@ def log_sum(values):
 
 @triton.jit
 def log_sum_rows(values):
-    """The same for each row of a matrix."""
+    """log sum exp of each row of a matrix."""
     highest = tl.max(values, axis=1)
     centre = tl.where(highest == float("-inf"), 0.0, highest)
     return centre + tl.log(tl.sum(tl.exp(values - centre[:, None]), axis=1))
@@ -34,7 +34,7 @@ def log_sum_rows(values):
 
 @triton.jit(do_not_specialize=["folds"])
 def evidence_bounds_kernel(log_p, segments, lower, plain, upper, folds, FOLDS: tl.constexpr, BLOCK: tl.constexpr):
-    """log_p [N] float64, segments [B + 1] int64; lower, plain, upper [B] float64. FOLDS: `folds`, to a power of 2."""
+    """log_p [N] float64, segments [B + 1] int64; lower, plain, upper [B] float64; FOLDS as `tile_sizes` says."""
     block = tl.program_id(0).to(tl.int64)
     first = tl.load(segments + block)
     count = tl.load(segments + block + 1) - first
@@ -50,8 +50,8 @@ def evidence_bounds_kernel(log_p, segments, lower, plain, upper, folds, FOLDS: t
         high = tl.maximum(sums, part)
         centre = tl.where(high == float("-inf"), 0.0, high)
         sums = centre + tl.log(tl.exp(sums - centre) + tl.exp(part - centre))
-    # The other folds' sum is the total less a fold's own: at most one bit is lost where another fold is as large. For
-    # the largest fold the others are summed anew, as it may leave nothing of them in the total.
+    # The other folds' sum is the total minus the fold itself: at most one bit is lost, since another fold is as large.
+    # For the largest fold the others are summed again, because it may hide them in the total.
     top = tl.argmax(sums, axis=0)
     highest = tl.max(sums, axis=0)
     centre = tl.where(highest == float("-inf"), 0.0, highest)

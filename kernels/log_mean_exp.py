@@ -1,4 +1,4 @@
-"""Triton kernel of log_mean_exp: one program a segment, float64."""
+"""Triton kernel of log_mean_exp: one program per segment, float64."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ BLOCK = 128
 def log_mean_exp_kernel(values, segments, log_mean, error, minimum, maximum, BLOCK: tl.constexpr):
     """values [N] float64, segments [S + 1] int64; log_mean, error, minimum, maximum [S] float64.
 
-    Three passes over a segment, which the first leaves in cache: extremes, sum of exp, squares about the mean.
+    Three passes over a segment: extremes, sum of exp, squares about the mean. After the first it is in cache.
     """
     segment = tl.program_id(0).to(tl.int64)
     first, last = tl.load(segments + segment), tl.load(segments + segment + 1)
     lane = tl.arange(0, BLOCK)
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float64)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float64)
-    undefined = tl.zeros((BLOCK,), dtype=tl.int32)
+    nan_seen = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(first, last, BLOCK):
         at = start + lane
         value = tl.load(values + at, mask=at < last, other=float("inf"))
         low = tl.minimum(low, value)
         high = tl.maximum(high, tl.where(at < last, value, float("-inf")))
-        undefined |= (value != value).to(tl.int32)
+        nan_seen |= (value != value).to(tl.int32)
     lowest, highest = tl.min(low, axis=0), tl.max(high, axis=0)
-    spoilt = tl.max(undefined, axis=0) > 0  # minimum and maximum leave a NaN out
+    has_nan = tl.max(nan_seen, axis=0) > 0  # tl.minimum and tl.maximum ignore a NaN
     centre = tl.where(highest == float("-inf"), 0.0, highest)  # -inf minus -inf would be NaN
     terms = tl.zeros((BLOCK,), dtype=tl.float64)
     for start in range(first, last, BLOCK):
@@ -46,8 +46,8 @@ def log_mean_exp_kernel(values, segments, log_mean, error, minimum, maximum, BLO
     known = (count > 1.0) & (highest > float("-inf"))
     tl.store(log_mean + segment, tl.where(count > 0.0, mean, float("nan")))
     tl.store(error + segment, tl.where(known, spread, float("nan")))
-    tl.store(minimum + segment, tl.where(spoilt, float("nan"), lowest))
-    tl.store(maximum + segment, tl.where(spoilt, float("nan"), highest))
+    tl.store(minimum + segment, tl.where(has_nan, float("nan"), lowest))
+    tl.store(maximum + segment, tl.where(has_nan, float("nan"), highest))
 
 
 def run(values: Tensor, segments: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -9,19 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffscore_fast.errors import ImplementationError
-from diffscore_fast.kernels.masked_logprob import Launch, config_for, logits_tile, not_excluded, prepare, run
+from diffscore_fast.kernels.masked_logprob import Launch, logits_tile, not_excluded
 
-GRADIENTS_CHUNK = 1 << 26  # bounds a slice of logit gradients, in numbers
+GRADIENTS_CHUNK = 1 << 26  # logit gradients per slice of the vocabulary, about
 
 
 @triton.jit(do_not_specialize=["count", "first", "last"])
-def logit_gradient_kernel(
+def masked_logprob_gradient_kernel(
     hidden, weight, bias, weight_scale, rows, targets, excluded, log_sum_exp, grad_log_prob, gradient, count, width,
     first, last, hidden_stride, weight_stride, logit_scale, soft_cap, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
     HAS_CAP: tl.constexpr, EXCLUDED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """gradient [N, last - first] = dL / d(hidden . weight) for vocabulary rows first .. last; logits are recomputed.
+    """gradient [N, last - first] = dL / d(hidden . weight) for vocabulary rows first .. last, from recomputed logits.
 
     dL/dz = g ([v = target] - exp(z - log_sum_exp)) with g = grad_log_prob [N].
     """
@@ -46,56 +45,30 @@ def logit_gradient_kernel(
     tl.store(to, slope.to(gradient.dtype.element_ty), mask=ok[:, None] & inside[None, :])
 
 
-class MaskedLogprob(torch.autograd.Function):
-    """log_prob [N] with gradients of hidden, weight and bias."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, rows, excluded_ids, size, *options):  # type: ignore[no-untyped-def]
-        log_prob, log_sum_exp, _, _ = run(
-            hidden, weight, bias, targets, rows, excluded_ids, size, *options, statistics=False
-        )
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, options[-1], log_sum_exp)
-        ctx.options = (excluded_ids, size, *options[:-1])
-        return log_prob
-
-    @staticmethod
-    def backward(ctx, grad_log_prob):  # type: ignore[no-untyped-def]
-        # Not once_differentiable, which lets pass what has no graph of its own, a sum's gradient for instance.
-        if torch.is_grad_enabled():  # create_graph=True; the gradients would come without their graph
-            raise ImplementationError("masked_logprob: 'triton' has no second derivative; ask for 'reference'")
-        hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
-        excluded_ids, size, logit_scale, soft_cap = ctx.options
-        wanted = ctx.needs_input_grad[:3]
-        with torch.cuda.device_of(hidden):  # Triton launches on the current device
-            call = prepare(hidden, weight, bias, targets, rows, excluded_ids, logit_scale, soft_cap, weight_scale)
-            grads = gradients(call, size, log_sum_exp, grad_log_prob, wanted, gathered=rows is not None)
-        return (*grads, *[None] * 7)
-
-
 def gradients(
-    call: Launch, vocab_size: int, log_sum_exp: Tensor, grad_log_prob: Tensor, wanted: Sequence[bool], *, gathered: bool
+    launch: Launch, log_sum_exp: Tensor, grad_log_prob: Tensor, wanted: Sequence[bool], *, gathered: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias, None where not `wanted`: logit gradients, then their products.
 
-    `gathered`: the rows of `call` are an index into hidden, not all of it in order.
+    `gathered`: the rows of `launch` are an index into hidden, not all of it in order.
     """
-    hidden, weight, bias, weight_scale, rows, *_ = call.inputs
-    count, config = len(rows), config_for(hidden.dtype, bool(call.options["HAS_SCALE"]))
+    hidden, weight, bias, weight_scale, rows, *_ = launch.inputs
+    count, config = len(rows), launch.config
     states = hidden[rows] if gathered and wanted[1] else hidden
     grad_states = hidden.new_zeros((count, hidden.shape[1]), dtype=torch.float32) if wanted[0] else None
     grad_weight = torch.zeros_like(weight) if wanted[1] else None
     grad_bias = torch.zeros_like(bias) if wanted[2] else None
     step = max(config.BLOCK_V, GRADIENTS_CHUNK // max(count, 1) // config.BLOCK_V * config.BLOCK_V)
-    for first in range(0, vocab_size if count else 0, step):
-        last = min(first + step, vocab_size)
+    for first in range(0, launch.vocab_size if count else 0, step):
+        last = min(first + step, launch.vocab_size)
         slope = torch.empty(count, last - first, dtype=hidden.dtype, device=hidden.device)
-        logit_gradient_kernel[(triton.cdiv(count, config.BLOCK_N), triton.cdiv(last - first, config.BLOCK_V))](
-            *call.inputs, log_sum_exp, grad_log_prob.float().contiguous(), slope, count, hidden.shape[1], first, last,
-            *call.numbers, **call.options,
+        masked_logprob_gradient_kernel[(triton.cdiv(count, config.BLOCK_N), triton.cdiv(last - first, config.BLOCK_V))](
+            *launch.inputs, log_sum_exp, grad_log_prob.float().contiguous(), slope, count, hidden.shape[1], first, last,
+            *launch.numbers, **launch.flags, **config._asdict(),
         )  # fmt: skip
         if grad_states is not None:
             part = weight[first:last]
-            if call.options["HAS_SCALE"]:
+            if launch.flags["HAS_SCALE"]:
                 part = (part * weight_scale[first:last, None]).to(hidden.dtype)
             grad_states += slope @ part
         if grad_weight is not None:

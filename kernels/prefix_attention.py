@@ -1,9 +1,13 @@
 """Triton kernels of prefix_attention: packed windows over a shared prefix and over themselves.
 
-One kernel in two stages. The first takes queries of all windows that see one prefix, BLOCK_Q at a time, over the prefix
-and leaves a running softmax (maximum, sum, accumulator) for each query; the second goes on from it over the window's
-own keys, which is the merge by log-sum-exp. Key tiles start at the prefix's and the window's first key, so a query's
-bits do not depend on its neighbours; a single stage over blocks of several windows could not keep that.
+One kernel in two stages. The first takes queries of all windows that see one prefix, BLOCK_M at a time, over the prefix
+and leaves a running softmax (m_i, l_i, acc) for each query. The second continues from it over the window's own keys,
+which is the merge by log-sum-exp. Key tiles start at the prefix's and the window's first key, so a query's bits do not
+depend on its neighbours; a single stage over blocks of several windows could not keep that.
+
+Names are those of FlashAttention: m_i is the running maximum of the scores, l_i the running sum of their exponentials,
+acc the running sum of weighted values; a tile has BLOCK_M queries, BLOCK_N keys, and BLOCK_D numbers of each head
+(head_dim rounded up to a power of 2). A stride_qm is that of `query` along its rows, stride_qh along its heads.
 """
 
 from __future__ import annotations
@@ -22,127 +26,130 @@ LOG2_E = 1.4426950408889634
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch options; constants of the type and head size."""
+    """Tile sizes and launch options; constants of the dtype and head_dim."""
 
-    BLOCK_Q: int
-    BLOCK_K: int
+    BLOCK_M: int
+    BLOCK_N: int
     num_warps: int
     num_stages: int
-    enable_fp_fusion: bool = True  # said, not left to Triton: its default changes between versions, and bits with it
+    enable_fp_fusion: bool = (
+        True  # stated, since Triton's default changes between versions, and the results' bits with it
+    )
 
 
-def prefix_config(dtype: torch.dtype, width: int) -> Config:
+def prefix_config(dtype: torch.dtype, head_dim: int) -> Config:
     # The largest tiles that compile without spills for every target (bench.aot).
     if dtype == torch.float32:
-        return Config(32, 32, 8, 1) if width <= 64 else Config(16, 16, 4, 1)
-    return Config(128, 32, 8, 2) if width <= 128 else Config(64, 32, 8, 2)
+        return Config(32, 32, 8, 1) if head_dim <= 64 else Config(16, 16, 4, 1)
+    return Config(128, 32, 8, 2) if head_dim <= 128 else Config(64, 32, 8, 2)
 
 
-def window_config(dtype: torch.dtype, width: int) -> Config:
+def window_config(dtype: torch.dtype, head_dim: int) -> Config:
     if dtype == torch.float32:
-        wide = Config(16, 16, 8, 1) if width <= 128 else Config(16, 16, 4, 2)
-        return Config(32, 32, 8, 1) if width <= 64 else wide
-    return Config(64, 32, 4 if 32 < width <= 128 else 8, 2)
+        wide = Config(16, 16, 8, 1) if head_dim <= 128 else Config(16, 16, 4, 2)
+        return Config(32, 32, 8, 1) if head_dim <= 64 else wide
+    return Config(64, 32, 4 if 32 < head_dim <= 128 else 8, 2)
 
 
 @triton.jit
 def attend(
-    query, key, value, first, last, limit, best, mass, result, shared_head, width, key_row, key_head, value_row,
-    value_head, scale, LIMITED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
+    query, key, value, first, last, limit, m_i, l_i, acc, kv_head, head_dim, stride_kn, stride_kh, stride_vn,
+    stride_vh, scale, LIMITED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Takes keys first .. last into the running softmax (best, mass [BLOCK_Q], result [BLOCK_Q, WIDTH]).
+    """Takes keys first .. last into the running softmax (m_i, l_i [BLOCK_M], acc [BLOCK_M, BLOCK_D]).
 
-    query [BLOCK_Q, WIDTH]; key, value [rows, heads, width]; `scale` holds log2 e, as powers of 2 are the machine's own;
-    with LIMITED, a query sees keys below limit [BLOCK_Q]. `best` is in units of log 2 as well.
+    query [BLOCK_M, BLOCK_D]; key, value [rows, heads, head_dim]. With LIMITED, a query sees keys below limit [BLOCK_M].
+    `scale` includes log2 e, since GPUs compute powers of 2; qk and m_i are therefore in units of log 2.
     """
-    column = tl.arange(0, WIDTH)
-    inside = column < width
-    for start in range(first, last, BLOCK_K):
-        row = start + tl.arange(0, BLOCK_K).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    inside = column < head_dim
+    for start in range(first, last, BLOCK_N):
+        row = start + tl.arange(0, BLOCK_N).to(tl.int64)
         seen = row < last
         keys = tl.load(
-            key + row[:, None] * key_row + shared_head * key_head + column[None, :],
+            key + row[:, None] * stride_kn + kv_head * stride_kh + column[None, :],
             mask=seen[:, None] & inside[None, :],
             other=0.0,
         )
         visible = seen[None, :]
         if LIMITED:
             visible = visible & (row[None, :] < limit[:, None])
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(visible, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        centre = tl.where(new_best == float("-inf"), 0.0, new_best)  # two empty states must not merge to NaN
-        power = tl.exp2(scores - centre[:, None])
-        factor = tl.exp2(best - centre)
+        qk = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        qk = tl.where(visible, qk, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(qk, axis=1))
+        centre = tl.where(m_new == float("-inf"), 0.0, m_new)  # two empty states must not merge to NaN
+        p = tl.exp2(qk - centre[:, None])
+        alpha = tl.exp2(m_i - centre)
         values = tl.load(
-            value + row[:, None] * value_row + shared_head * value_head + column[None, :],
+            value + row[:, None] * stride_vn + kv_head * stride_vh + column[None, :],
             mask=seen[:, None] & inside[None, :],
             other=0.0,
         )
-        mass = mass * factor + tl.sum(power, axis=1)
-        result = tl.dot(power.to(values.dtype), values, result * factor[:, None], input_precision="ieee")
-        best = new_best
-    return best, mass, result
+        l_i = l_i * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision="ieee")
+        m_i = m_new
+    return m_i, l_i, acc
 
 
 @triton.jit
-def stage_kernel(
-    query, key, value, rows, block_begin, block_end, block_first, block_last, has_prefix, limits, best_state,
-    mass_state, state, out, heads, group, width, query_row, query_head, key_row, key_head, value_row, value_head, scale,
-    PREFIX: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+def prefix_attention_kernel(
+    query, key, value, rows, query_begin, query_end, key_begin, key_end, has_prefix, limits, m_state, l_state,
+    acc_state, out, heads, group, head_dim, stride_qm, stride_qh, stride_kn, stride_kh, stride_vn, stride_vh, scale,
+    PREFIX: tl.constexpr, LIMITED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries, one head, over key rows block_first[b] .. block_last[b].
+    """One block b of queries, one head, over key rows key_begin[b] .. key_end[b].
 
-    With PREFIX the queries are rows[block_begin[b] .. block_end[b]], rows [R] int64 sorted by prefix; they have seen
-    nothing, and leave best_state, mass_state [Q, heads] and state [Q, heads, width], float32. Without, they are rows
-    block_begin[b] .. block_end[b] of one window; they go on from that state where has_prefix[b], with limits [Q] as in
-    `attend`, and leave out [Q, heads, width] in the type of `query`.
+    With PREFIX (stage one) the queries are rows[query_begin[b] .. query_end[b]], rows [R] int64 sorted by prefix. They
+    start from an empty softmax and leave m_state, l_state [Q, heads] and acc_state [Q, heads, head_dim], float32.
+    Without PREFIX (stage two) the queries are rows query_begin[b] .. query_end[b] of one window. They continue from the
+    state where has_prefix[b], with limits [Q] as in `attend`, and leave out [Q, heads, head_dim] in the dtype of
+    `query`.
     """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    place = tl.load(block_begin + block) + tl.arange(0, BLOCK_Q)
-    ok = place < tl.load(block_end + block)
+    place = tl.load(query_begin + block) + tl.arange(0, BLOCK_M)
+    ok = place < tl.load(query_end + block)
     row = place
     if PREFIX:
         row = tl.load(rows + place, mask=ok, other=0)
-    column = tl.arange(0, WIDTH)
-    inside = ok[:, None] & (column < width)[None, :]
-    queries = tl.load(query + row[:, None] * query_row + head * query_head + column[None, :], mask=inside, other=0.0)
+    column = tl.arange(0, BLOCK_D)
+    inside = ok[:, None] & (column < head_dim)[None, :]
+    queries = tl.load(query + row[:, None] * stride_qm + head * stride_qh + column[None, :], mask=inside, other=0.0)
     at = row * heads + head
     if PREFIX:
-        best = tl.full((BLOCK_Q,), float("-inf"), dtype=tl.float32)
-        mass = tl.zeros((BLOCK_Q,), dtype=tl.float32)
-        result = tl.zeros((BLOCK_Q, WIDTH), dtype=tl.float32)
+        m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     else:
-        # Masked, not branched: without a prefix the state was never written and must not be read.
-        going_on = ok & (tl.broadcast_to(tl.load(has_prefix + block), (BLOCK_Q,)) > 0)
-        best = tl.load(best_state + at, mask=going_on, other=float("-inf"))
-        mass = tl.load(mass_state + at, mask=going_on, other=0.0)
-        result = tl.load(state + at[:, None] * width + column[None, :], mask=inside & going_on[:, None], other=0.0)
+        # Masked loads in place of a branch: without a prefix the state was never written and must not be read.
+        resumed = ok & (tl.broadcast_to(tl.load(has_prefix + block), (BLOCK_M,)) > 0)
+        m_i = tl.load(m_state + at, mask=resumed, other=float("-inf"))
+        l_i = tl.load(l_state + at, mask=resumed, other=0.0)
+        acc = tl.load(acc_state + at[:, None] * head_dim + column[None, :], mask=inside & resumed[:, None], other=0.0)
     limit = row
     if LIMITED:
         limit = tl.load(limits + row, mask=ok, other=0)
-    best, mass, result = attend(
-        queries, key, value, tl.load(block_first + block), tl.load(block_last + block), limit, best, mass, result,
-        head // group, width, key_row, key_head, value_row, value_head, scale, LIMITED, WIDTH, BLOCK_K,
+    m_i, l_i, acc = attend(
+        queries, key, value, tl.load(key_begin + block), tl.load(key_end + block), limit, m_i, l_i, acc,
+        head // group, head_dim, stride_kn, stride_kh, stride_vn, stride_vh, scale, LIMITED, BLOCK_D, BLOCK_N,
     )  # fmt: skip
     if PREFIX:
-        tl.store(best_state + at, best, mask=ok)
-        tl.store(mass_state + at, mass, mask=ok)
-        tl.store(state + at[:, None] * width + column[None, :], result, mask=inside)
+        tl.store(m_state + at, m_i, mask=ok)
+        tl.store(l_state + at, l_i, mask=ok)
+        tl.store(acc_state + at[:, None] * head_dim + column[None, :], acc, mask=inside)
     else:
-        # Mass 0 is a query that saw nothing; a NaN stays one.
-        result = tl.where(mass[:, None] == 0.0, 0.0, result / mass[:, None])
-        tl.store(out + at[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
+        # l_i is 0 for a query that saw no key; a NaN stays NaN.
+        acc = tl.where(l_i[:, None] == 0.0, 0.0, acc / l_i[:, None])
+        tl.store(out + at[:, None] * head_dim + column[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
 class Stage(NamedTuple):
-    """What `stage_kernel` reads of a layout, int64 on the device; see there."""
+    """What one stage of `prefix_attention_kernel` reads of a layout: its arguments of these names, int64."""
 
     rows: Tensor
-    block_begin: Tensor
-    block_end: Tensor
-    block_first: Tensor
-    block_last: Tensor
+    query_begin: Tensor
+    query_end: Tensor
+    key_begin: Tensor
+    key_end: Tensor
     has_prefix: Tensor
     limits: Tensor
 
@@ -155,16 +162,16 @@ class Schedule(NamedTuple):
     limited: bool
 
 
-def block_sizes(dtype: torch.dtype, width: int) -> tuple[int, int]:
-    """Queries in a block of each stage: what a schedule depends on beside its layout."""
-    return prefix_config(dtype, width).BLOCK_Q, window_config(dtype, width).BLOCK_Q
+def block_sizes(dtype: torch.dtype, head_dim: int) -> tuple[int, int]:
+    """BLOCK_M of each stage: what a schedule depends on besides its layout."""
+    return prefix_config(dtype, head_dim).BLOCK_M, window_config(dtype, head_dim).BLOCK_M
 
 
 def schedule_of(
     key_offsets: np.ndarray, query_offsets: np.ndarray, prefix_starts: np.ndarray, prefix_lengths: np.ndarray,
     query_places: np.ndarray | None, block: int, sizes: tuple[int, int], send: Callable[[np.ndarray], Tensor],
 ) -> Schedule:  # fmt: skip
-    """Arrays of `ops.AttentionLayout`; `sizes` as `block_sizes` gives them; `send` takes an array to the device."""
+    """Arrays of `ops.AttentionLayout`; `sizes` as `block_sizes` returns them; `send` copies an array to the device."""
     nothing = np.zeros(1, dtype=np.int64)
     rows, begin, end, start, length = _prefix_blocks(query_offsets, prefix_starts, prefix_lengths, sizes[0])
     prefix = (rows, begin, end, start, start + length, nothing, nothing)
@@ -176,8 +183,8 @@ def schedule_of(
 
 
 def _on_device(arrays: list[np.ndarray], send: Callable[[np.ndarray], Tensor]) -> list[Tensor]:
-    """The arrays as int64 parts of one buffer, which one copy takes over."""
-    # Parts begin at multiples of 16 bytes: the launcher compiles a kernel anew for pointers that are not.
+    """The arrays as int64 parts of one buffer, which goes to the device in one copy."""
+    # Parts begin at multiples of 16 bytes: the launcher compiles another kernel for other pointers.
     starts = np.cumsum([0, *(len(item) + len(item) % 2 for item in arrays)])
     packed = np.zeros(starts[-1], dtype=np.int64)
     for start, item in zip(starts[:-1], arrays, strict=True):
@@ -193,24 +200,24 @@ def run(
     query, key, value, prefix_key, prefix_value = (
         item if item.stride(2) == 1 else item.contiguous() for item in (query, key, value, prefix_key, prefix_value)
     )
-    count, heads, width = query.shape
+    count, heads, head_dim = query.shape
     group, device = heads // key.shape[1], query.device
-    out = torch.empty(count, heads, width, dtype=query.dtype, device=device)
-    state = torch.empty(count, heads, width, dtype=torch.float32, device=device)
-    best = torch.empty(count, heads, dtype=torch.float32, device=device)
-    mass = torch.empty_like(best)
-    padded = max(16, triton.next_power_of_2(width))  # a dot needs 16
-    scale = LOG2_E / math.sqrt(width)
+    out = torch.empty(count, heads, head_dim, dtype=query.dtype, device=device)
+    acc_state = torch.empty(count, heads, head_dim, dtype=torch.float32, device=device)
+    m_state = torch.empty(count, heads, dtype=torch.float32, device=device)
+    l_state = torch.empty_like(m_state)
+    block_d = max(16, triton.next_power_of_2(head_dim))  # a dot needs 16
+    scale = LOG2_E / math.sqrt(head_dim)
     for stage, config, keys, values, prefix in (
-        (schedule.prefix, prefix_config(query.dtype, width), prefix_key, prefix_value, True),
-        (schedule.window, window_config(query.dtype, width), key, value, False),
+        (schedule.prefix, prefix_config(query.dtype, head_dim), prefix_key, prefix_value, True),
+        (schedule.window, window_config(query.dtype, head_dim), key, value, False),
     ):
-        if not len(stage.block_begin):
+        if not len(stage.query_begin):
             continue
-        stage_kernel[(len(stage.block_begin), heads)](
-            query, keys, values, *stage, best, mass, state, out, heads, group, width, query.stride(0), query.stride(1),
-            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), scale, PREFIX=prefix,
-            LIMITED=schedule.limited and not prefix, WIDTH=padded, **config._asdict(),
+        prefix_attention_kernel[(len(stage.query_begin), heads)](
+            query, keys, values, *stage, m_state, l_state, acc_state, out, heads, group, head_dim, query.stride(0),
+            query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), scale, PREFIX=prefix,
+            LIMITED=schedule.limited and not prefix, BLOCK_D=block_d, **config._asdict(),
         )  # fmt: skip
     return out
 

@@ -1,4 +1,27 @@
-"""Operations: one file each, with meaning, reference implementation and dispatch."""
+"""Operations: each has a meaning, a reference in plain PyTorch, which is its specification, and faster implementations.
+
+=========================  ====================================  ===================  ==================================
+operation                  meaning                               file                 implementations
+=========================  ====================================  ===================  ==================================
+masked_logprob             log-prob of a target token            masked_logprob.py    cpu, triton, reference
+masked_logprob_statistics  with log-sum-exp, entropy and rank    masked_logprob.py    cpu, triton, reference
+prefix_attention           attention over a prefix and a window  prefix_attention.py  cpu, triton, flash_attn, reference
+linear                     matmul with its epilogue              linear.py            cpu, tiles, reference
+log_mean_exp               log-mean-exp of segments              log_mean_exp.py      cpu, triton, reference
+evidence_bounds            bounds on log-evidence                evidence_bounds.py   cpu, triton, reference
+sample_token               a token drawn from the softmax        sample_token.py      reference
+=========================  ====================================  ===================  ==================================
+
+`registry.py` chooses: "auto" takes the first implementation that can run, a name takes that one or raises. The `cpu`
+implementations are C++ (csrc/, loaded by `extension.py`), the `triton` ones are in kernels/. `projection.py` is the
+table of options that the operations on the vocabulary share.
+
+Three parts have no caller in the package. They are library API, tested like the rest:
+
+- `masked_logprob_statistics` is for unmasking policies, which choose places by entropy or rank;
+- the gradients of `masked_logprob` are for fine-tuning (`logit_gradients.py` has those of the CPU);
+- `weight_scale` is for vocabulary weights stored as int8.
+"""
 
 from diffscore_fast.ops.attention_layout import AttentionLayout
 from diffscore_fast.ops.evidence_bounds import EVIDENCE_BOUNDS, EvidenceBounds, evidence_bounds
@@ -12,6 +35,7 @@ from diffscore_fast.ops.masked_logprob import (
     masked_logprob_statistics,
 )
 from diffscore_fast.ops.prefix_attention import PREFIX_ATTENTION, prefix_attention
+from diffscore_fast.ops.projection import Projection
 from diffscore_fast.ops.registry import AUTO, wanted_by_operation
 from diffscore_fast.ops.sample_token import SAMPLE_TOKEN, sample_token
 
@@ -39,6 +63,7 @@ __all__ = [
     "EvidenceBounds",
     "LogMeanExp",
     "LogitStatistics",
+    "Projection",
     "ResidualNorm",
     "evidence_bounds",
     "linear",

@@ -12,19 +12,20 @@ import numpy as np
 class AttentionLayout:
     """Which queries see which keys, for W windows packed end to end.
 
-    Host arrays, which must not change: what a GPU needs of them is made once and kept in `schedules`.
+    Host arrays, which must not change after their first use: their copies on a GPU are kept in `schedules`.
 
     Parameters
     ----------
     key_offsets : int64 [W + 1]
         Window w owns key (and value) rows key_offsets[w] .. key_offsets[w + 1].
     query_offsets : int64 [W + 1]
-        Likewise for query rows. The last layer asks for fewer queries than keys.
+        Likewise for query rows. The last layer has fewer queries than keys.
     query_places : int64 [Q] or None
-        Row of each query within its window, from 0 and below the window's length; None where every key row has its
-        query, in order. Read by `block` alone.
+        Place of each query in its window, from 0 and below the window's length; None if each key row has its query, in
+        order. Used with `block` only.
     prefix_starts, prefix_lengths : int64 [W]
-        Window w also sees rows prefix_starts[w] .. + prefix_lengths[w] of the prefix keys; length 0 sees none.
+        Window w also sees rows prefix_starts[w] .. prefix_starts[w] + prefix_lengths[w] of the prefix keys; none if the
+        length is 0.
     block : int
         0: a window sees all of itself. B > 0: the token at place p sees places below (p // B + 1) * B (block-causal).
     """

@@ -20,12 +20,12 @@ class EvidenceBounds:
     Parameters
     ----------
     lower : Tensor
-        log (1/n sum p): its expectation is at most log p(x).
+        Its expectation is at most log p(x).
     upper_plain : Tensor
-        log psi + p_hat / psi - 1 with p_hat the mean of fold 0 and psi that of the other folds.
+        p_hat is the mean of fold 0, psi the mean of the other folds.
     upper : Tensor
-        The same, each fold in turn as p_hat, averaged. The expectation of both is at least log p(x).
-        +inf where psi is 0, since no tangent exists there.
+        Cross-fitted: the average over folds, each in turn as p_hat. The expectation of both upper bounds is at least
+        log p(x). They are +inf where psi is 0, since no tangent exists there.
     """
 
     lower: Tensor
@@ -36,8 +36,10 @@ class EvidenceBounds:
 def evidence_bounds(log_p: Tensor, folds: int, segments: Tensor, *, implementation: str = AUTO) -> EvidenceBounds:
     """Bounds on log p(x) from draws of log p(x | z), in the log domain throughout. Not differentiable.
 
-    log w <= log psi + (w - psi) / psi for any psi > 0; with psi independent of an unbiased p_hat, the right side at
-    w = p_hat has expectation at least log p(x).
+    lower = log (1/n sum_k p(x | z_k)),  upper = log psi + (p_hat - psi) / psi (TUBE).
+
+    The logarithm is concave: log w <= log psi + (w - psi) / psi for any psi > 0. With psi independent of an unbiased
+    p_hat, the right side at w = p_hat has expectation at least log p(x). `EvidenceBounds` says which folds are which.
 
     Parameters
     ----------
@@ -61,7 +63,7 @@ def evidence_bounds(log_p: Tensor, folds: int, segments: Tensor, *, implementati
             f"folds = {folds}, and folds at least 2"
         )
     chosen = EVIDENCE_BOUNDS.resolve(log_p.device, implementation)
-    return EvidenceBounds(*chosen.function(log_p.double().contiguous(), folds, segments.contiguous()))
+    return EvidenceBounds(*EVIDENCE_BOUNDS.run(chosen, log_p.double().contiguous(), folds, segments.contiguous()))
 
 
 def _reference(log_p: Tensor, folds: int, segments: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The C++ extension: whether it is there, what its operations return (for tracing) and how they differentiate."""
+"""The C++ extension: whether it is there, what its operations return (for tracing) and their gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.logit_gradients import logit_gradients
+from diffscore_fast.ops.projection import Projection
 from diffscore_fast.ops.registry import check_one_device
 
 try:
@@ -42,7 +43,7 @@ def instruction_set() -> str | None:
 def brgemm_unavailable(dtype: torch.dtype) -> str | None:
     """None where products of `dtype` can go through oneDNN's brgemm, else one sentence that says why not.
 
-    The answer includes a check of its products that is made once.
+    The first call checks brgemm's products once.
     """
     return _reason if _C is None else _C.brgemm_unavailable(str(dtype).removeprefix("torch."))
 
@@ -54,7 +55,7 @@ def generated_code_unavailable() -> str | None:
     """
     if _C is not None:
         return _C.generated_code_unavailable()
-    if not hasattr(mmap, "PROT_EXEC"):  # Windows, where nothing of the kind is known
+    if not hasattr(mmap, "PROT_EXEC"):  # Windows, which has no such policy
         return None
     try:
         mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
@@ -67,14 +68,14 @@ def avoid_generated_code() -> None:
     """Switches oneDNN off in torch where the system grants no memory for generated code.
 
     Every operation that torch gives to oneDNN (GELU in float32, products in bfloat16 on processors that have them)
-    would end with "could not create a primitive"; torch's own loops make them then.
+    would end with "could not create a primitive". With oneDNN off, torch runs its own loops.
     """
     if torch.backends.mkldnn.enabled and generated_code_unavailable() is not None:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
 
 
 def _one_device(*inputs: object) -> None:
-    """A tensor without memory among those on a CPU sends the call here, where a result would hold anything."""
+    """Refuses tensors on several devices: torch sends such a call here, and the result would be uninitialised."""
     tensors = {f"input {place}": item for place, item in enumerate(inputs) if isinstance(item, Tensor)}
     check_one_device("diffscore_fast", **tensors)
 
@@ -114,32 +115,25 @@ def _fake_bounds(log_p, folds, segments):  # type: ignore[no-untyped-def]
 
 def _save_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     hidden, weight, bias, targets, rows, excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale, _ = inputs
-    ctx.save_for_backward(hidden, weight, bias, targets, rows, weight_scale, output[1])
+    ctx.save_for_backward(hidden, weight, bias, weight_scale, targets, rows, output[1])
     ctx.options = (excluded_ids, vocab_size, logit_scale, soft_cap)
 
 
 def _backward(ctx, grad_log_prob, grad_log_sum_exp):  # type: ignore[no-untyped-def]
     if torch.is_grad_enabled():  # create_graph=True; the gradients would come without their graph
         raise ImplementationError("masked_logprob: 'cpu' has no second derivative; ask for 'reference'")
-    hidden, weight, bias, targets, rows, weight_scale, log_sum_exp = ctx.saved_tensors
-    excluded_ids, vocab_size, logit_scale, soft_cap = ctx.options
+    hidden, weight, bias, weight_scale, targets, rows, log_sum_exp = ctx.saved_tensors
     grads = logit_gradients(
         hidden,
-        weight,
-        bias,
+        Projection(weight, bias, weight_scale, *ctx.options),
         targets,
         rows,
-        excluded_ids,
-        vocab_size,
-        logit_scale,
-        soft_cap,
-        weight_scale,
         log_sum_exp=log_sum_exp,
         grad_log_prob=grad_log_prob,
         grad_log_sum_exp=grad_log_sum_exp,
         wanted=ctx.needs_input_grad[:3],
     )
-    return (*grads, None, None, None, None, None, None, None, None)
+    return (*grads, *[None] * 8)
 
 
 if _C is not None:

@@ -1,4 +1,4 @@
-"""prefix_attention by flash-attn's varlen function: one call over the prefixes, one over the windows, merged."""
+"""prefix_attention by flash-attn's varlen function: a call over the prefixes and one over the windows, merged."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def flash_prefix_attention(
 ) -> Tensor:
     """Arguments of `ops.prefix_attention`, in bfloat16 or float16. Returns [Q, H, d].
 
-    The prefix rows of each distinct prefix are copied side by side once, whatever the number of its windows. With
-    softmax sums s = exp(lse), the merge of two segments is (s_1 out_1 + s_2 out_2) / (s_1 + s_2).
+    The rows of each distinct prefix are copied once, whatever the number of its windows. With softmax sums
+    s = exp(lse), the merge of two segments is (s_1 out_1 + s_2 out_2) / (s_1 + s_2).
 
     Raises
     ------
     ImplementationError
-        For block-causal layouts, which flash-attn's masks cannot state.
+        For block-causal layouts, which flash-attn has no mask for, and for other dtypes.
     """
     if layout.block:
         raise ImplementationError("prefix_attention: 'flash_attn' has no block-causal pattern; ask for 'auto'")
@@ -47,9 +47,9 @@ def flash_prefix_attention(
     places = np.arange(key_offsets[-1]) + np.repeat(starts - key_offsets[:-1], lengths)
     seen, index = (to_device(item, query.device) for item in (places, rows))
     shared, shared_log_sum = _varlen(query[index], prefix_key[seen], prefix_value[seen], query_offsets, key_offsets)
-    # A query without keys of its own has the log-sum-exp -inf, whatever the library says of it.
-    bare = np.repeat(np.diff(layout.key_offsets) == 0, np.diff(layout.query_offsets))
-    log_sum = log_sum.masked_fill(to_device(bare, query.device)[:, None], float("-inf"))
+    # The log-sum-exp of a window without keys is -inf, whatever the library returns for it.
+    empty = np.repeat(np.diff(layout.key_offsets) == 0, np.diff(layout.query_offsets))
+    log_sum = log_sum.masked_fill(to_device(empty, query.device)[:, None], float("-inf"))
     share = torch.sigmoid(shared_log_sum - log_sum[index])[..., None]
     own = out[index].float()
     out[index] = (own + share * (shared.float() - own)).to(out.dtype)
@@ -63,9 +63,9 @@ def _varlen(
     from flash_attn import flash_attn_varlen_func
 
     edges = [to_device(item.astype(np.int32), query.device) for item in (query_offsets, key_offsets)]
-    longest = [int(np.diff(item).max(initial=0)) for item in (query_offsets, key_offsets)]
+    max_lengths = [int(np.diff(item).max(initial=0)) for item in (query_offsets, key_offsets)]
     out, log_sum, _ = flash_attn_varlen_func(
-        query.contiguous(), key.contiguous(), value.contiguous(), *edges, *longest, return_attn_probs=True
+        query.contiguous(), key.contiguous(), value.contiguous(), *edges, *max_lengths, return_attn_probs=True
     )
     return out, log_sum.transpose(0, 1)  # [H, Q] since flash-attn 2.6
 

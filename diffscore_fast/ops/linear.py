@@ -1,4 +1,4 @@
-"""A product with its epilogue: bias, GELU or SwiGLU, residual and layer norm."""
+"""A matmul with its epilogue: bias, GELU or SwiGLU, residual and layer norm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
-# Rows of every product in tiles. On two AVX2 cores 16 to 128 rows a tile take within 10% of one whole bfloat16 product
-# (K 384 and 1536), and a single row costs as much as a tile: 4 ms at 32, 17 ms at 128 (K 384, M 1536).
+# Rows of every matmul of "tiles". On two AVX2 cores, tiles of 16 to 128 rows take within 10% of one whole bfloat16
+# matmul (K 384 and 1536). A single row costs as much as a tile: 4 ms at 32 rows, 17 ms at 128 (K 384, M 1536).
 TILE_ROWS = 32
 
 
@@ -44,7 +44,7 @@ def linear(
     residual_norm: ResidualNorm | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
-    """norm(activation(x @ weight.T + bias) + residual).
+    """A matmul with its epilogue: y = norm(activation(x @ weight.T + bias) + residual).
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def linear(
     residual_norm : ResidualNorm, optional
     implementation : str
         "auto", or a name; a named one runs or raises. On a CPU "auto" takes "cpu", which computes in float32 inside, or
-        "tiles" where the processor multiplies the type itself: with both a row's bits never depend on how many rows
-        are beside it, or which. On a GPU, and where a gradient is wanted, it takes torch's separate operations
-        ("reference"), whose products may round by the number of rows.
+        "tiles" where the processor has matrix instructions for the dtype. With both, a row's bits do not depend on the
+        other rows. On a GPU, and where a gradient is wanted, it takes torch's separate operations ("reference"), whose
+        matmul may round differently for another number of rows.
 
     Returns
     -------
-    Tensor [N, M], in the type of `x`
+    Tensor [N, M], in the dtype of `x`
 
     Raises
     ------
@@ -81,17 +81,17 @@ def linear(
     chosen = resolve_linear(x.device, x.dtype, implementation)
     if tracked and chosen.name != "reference":
         raise ImplementationError(f"linear: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
-    return chosen.function(x, weight, bias, activation, residual_norm)
+    return LINEAR.run(chosen, x, weight, bias, activation, residual_norm)
 
 
 def resolve_linear(device: torch.device, dtype: torch.dtype, wanted: str = AUTO) -> Implementation:
-    """What runs where no gradient is wanted; "auto" follows from the type, the device and the processor alone."""
+    """What runs where no gradient is wanted; "auto" depends on the dtype, the device and the processor only."""
     if wanted == AUTO and device.type != "cpu":
         wanted = "reference"
     elif wanted == AUTO and dtype not in (torch.float32, torch.float16, torch.bfloat16):
         wanted = "tiles"
     elif wanted == AUTO and dtype == torch.bfloat16 and brgemm_unavailable(dtype) is None:
-        wanted = "tiles"  # torch's products use the processor's units for the type
+        wanted = "tiles"  # torch's matmul uses the processor's instructions for the dtype
     return LINEAR.resolve(device, wanted)
 
 
@@ -104,13 +104,13 @@ def _reference(
 def _tiles(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, residual_norm: ResidualNorm | None
 ) -> Tensor:
-    """torch's product with one fixed number of rows at a time.
+    """torch's matmul of a fixed number of rows at a time.
 
-    torch and oneDNN choose how to sum by the product's shape (a single row has a kernel of its own), and where a 16-bit
-    activation falls behind the last whole vector of a thread's share, torch computes it by another function.
+    torch and oneDNN choose the order of sums by the shape (a single row has its own kernel). torch also computes 16-bit
+    activations by another function for the numbers after the last whole vector of a thread's share.
     """
     y = x.new_empty(len(x), len(weight))
-    # Copied, so that layout and alignment are one's own, too. Rows beyond the last tile's keep earlier rows.
+    # Copied, so that layout and alignment are fixed as well. The last tile's unused rows keep earlier rows.
     tile = x.new_zeros(TILE_ROWS, x.shape[1])
     for start in range(0, len(x), TILE_ROWS):
         part = x[start : start + TILE_ROWS]
@@ -140,23 +140,23 @@ def _epilogue(
 
 
 def _look_up(name: str, values: Tensor) -> Tensor:
-    """An activation of 16-bit numbers on the CPU: all 65,536 are known."""
+    """An activation of 16-bit numbers on the CPU, from a table of all 65,536."""
     places = values.contiguous().view(torch.int16).int() + (1 << 15)
     return _table(name, values.dtype).index_select(0, places.flatten()).view(values.shape)
 
 
 @lru_cache(maxsize=4)
 def _table(name: str, dtype: torch.dtype) -> Tensor:
-    """An activation [65536] of every number of a 16-bit type, by its code as int16 + 32768; exact but for rounding."""
+    """An activation [65536] of every number of a 16-bit dtype, by its code as int16 + 32768; correctly rounded."""
     codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     activation = functional.gelu if name == "gelu" else functional.silu
     return activation(codes.view(dtype).double()).to(dtype)
 
 
 def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, residual_norm: ResidualNorm | None) -> Tensor:
-    """In float32 inside: 16-bit inputs are converted, the weight at each call, and the result is rounded once.
+    """In float32 inside: 16-bit inputs are converted at each call, the weight too, and the result is rounded once.
 
-    Where a processor has no units for bfloat16, torch's own products take six times as long (AVX2, 512 rows).
+    Where a processor has no instructions for bfloat16, torch's own matmul takes six times as long (AVX2, 512 rows).
     """
     residual, gain, offset, epsilon = residual_norm or (None, None, None, 0.0)
     tensors = [x, weight, bias, residual, gain, offset]

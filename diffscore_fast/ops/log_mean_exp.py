@@ -19,12 +19,12 @@ class LogMeanExp:
     Parameters
     ----------
     log_mean : float64
-        log (1/n sum exp(value)); -inf where every value is -inf; NaN where there is none.
+        -inf where every value is -inf; NaN for an empty segment.
     standard_error : float64
         Of log_mean, by the delta method: s / (sqrt(n) m) with m and s the mean and the sample standard deviation of
         exp(value). NaN for fewer than two values and where all are -inf.
     minimum, maximum : float64
-        Of the values; +inf and -inf where there is none.
+        Of the values; +inf and -inf for an empty segment.
     count : int64
         Number of values.
     """
@@ -39,6 +39,8 @@ class LogMeanExp:
 def log_mean_exp(values: Tensor, segments: Tensor, *, implementation: str = AUTO) -> LogMeanExp:
     """Log-mean-exp of each segment in one pass, without leaving the log domain. Not differentiable.
 
+    log_mean[s] = log (1/n sum_i exp values[i]) over the n values of segment s.
+
     Parameters
     ----------
     values : Tensor [N]
@@ -51,10 +53,11 @@ def log_mean_exp(values: Tensor, segments: Tensor, *, implementation: str = AUTO
     values = values.detach()
     check_segments("log_mean_exp", values, segments)
     chosen = LOG_MEAN_EXP.resolve(values.device, implementation)
-    return LogMeanExp(*chosen.function(values.double().contiguous(), segments.contiguous()))
+    return LogMeanExp(*LOG_MEAN_EXP.run(chosen, values.double().contiguous(), segments.contiguous()))
 
 
 def check_segments(operation: str, values: Tensor, segments: Tensor) -> None:
+    """Refuses segments that do not cover the values in order."""
     check_one_device(operation, values=values, segments=segments)
     check_real(operation, values=values)
     if values.dim() != 1 or segments.dim() != 1 or segments.dtype != torch.int64 or len(segments) == 0:
@@ -68,7 +71,7 @@ def check_segments(operation: str, values: Tensor, segments: Tensor) -> None:
 
 
 def segment_log_sums(values: Tensor, segment: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(log sum exp, maximum) [count] of values [N] by their segment number [N]; -inf where there is none."""
+    """(log sum exp, maximum) [count] of values [N] by their segment number [N]; -inf for an empty segment."""
     maximum = values.new_full((count,), -torch.inf).scatter_reduce(0, segment, values, "amax")
     centre = torch.where(maximum > -torch.inf, maximum, 0.0)  # -inf minus -inf would be NaN
     total = values.new_zeros(count).index_add(0, segment, torch.exp(values - centre[segment]))

@@ -1,4 +1,4 @@
-"""Gradients of the masked log-probability: logits are recomputed a slice of the vocabulary at a time."""
+"""Gradients of masked_logprob in plain PyTorch: logits are recomputed a slice of the vocabulary at a time."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LOGITS_CHUNK = 1 << 22  # bounds the recomputed logits, in numbers; also fixes the slices, by the number of rows
+from diffscore_fast.ops.projection import Projection
+
+LOGITS_CHUNK = 1 << 22  # recomputed logits per slice of the vocabulary; a slice depends on the number of rows only
 
 
 def logit_gradients(
     hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    projection: Projection,
     targets: Tensor,
     rows: Tensor | None,
-    excluded_ids: Sequence[int],
-    vocab_size: int,
-    logit_scale: float,
-    soft_cap: float | None,
-    weight_scale: Tensor | None,
     *,
     log_sum_exp: Tensor,
     grad_log_prob: Tensor,
@@ -35,6 +31,8 @@ def logit_gradients(
 
     Parameters as in `masked_logprob`; `log_sum_exp` [N] is the forward pass's. Entries not `wanted` are None.
     """
+    weight, bias, weight_scale = projection.tensors()
+    excluded_ids, vocab_size, logit_scale, soft_cap = projection.options()
     states = (hidden if rows is None else hidden[rows]).float()  # [N, D]
     count, width = states.shape
     grad_states = torch.zeros_like(states) if wanted[0] else None

@@ -16,8 +16,8 @@ from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywher
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
 
-SCORES_CHUNK = 1 << 24  # bounds the reference's attention scores, in numbers
-KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
+SCORES_CHUNK = 1 << 24  # the reference's attention scores at a time
+KERNEL_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 def prefix_attention(
@@ -42,40 +42,48 @@ def prefix_attention(
     prefix_key, prefix_value : Tensor [P, Hkv, d]
         Cached rows of many prefixes.
     layout : AttentionLayout
+        Which rows each query sees.
     implementation : str
         "auto", or a name; a named one runs or raises.
 
     Returns
     -------
-    Tensor [Q, H, d], in the type of `query`
+    Tensor [Q, H, d], in the dtype of `query`
+        0 for a query that sees no key. The reference alone is differentiable and takes float64 and mixed dtypes; "auto"
+        takes it in these cases.
 
-    The reference alone is differentiable and takes float64 and mixed types; "auto" resolves to it in these cases.
+    Raises
+    ------
+    ValueError
+        If shapes do not fit each other, or the layout leads outside its tensors.
+    ImplementationError
+        If the named implementation cannot run here, has no gradient where one is wanted, or does not take the dtypes.
     """
     inputs = (query, key, value, prefix_key, prefix_value)
     check_one_device(
         "prefix_attention", query=query, key=key, value=value, prefix_key=prefix_key, prefix_value=prefix_value
     )
     tracked = torch.is_grad_enabled() and any(item.requires_grad for item in inputs)
-    types = {item.dtype for item in inputs}
-    beyond = len(types) > 1 or not types <= KERNEL_TYPES
+    dtypes = {item.dtype for item in inputs}
+    beyond = len(dtypes) > 1 or not dtypes <= KERNEL_DTYPES
     if implementation == AUTO and (tracked or beyond):
         implementation = "reference"
     chosen = PREFIX_ATTENTION.resolve(query.device, implementation)
     if tracked and chosen.name != "reference":
         raise ImplementationError(f"prefix_attention: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
     if beyond and chosen.name != "reference":
-        names = ", ".join(sorted(str(item).removeprefix("torch.") for item in types))
+        names = ", ".join(sorted(str(item).removeprefix("torch.") for item in dtypes))
         raise ImplementationError(
-            f"prefix_attention: {chosen.name!r} takes one type, float32, bfloat16 or float16; got {names}"
+            f"prefix_attention: {chosen.name!r} takes one dtype, float32, bfloat16 or float16; got {names}"
         )
     _check(*inputs, layout)
-    return chosen.function(*inputs, layout)
+    return PREFIX_ATTENTION.run(chosen, *inputs, layout)
 
 
 def _check(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> None:
-    """Shapes, and a layout that stays inside its tensors: a kernel would read beyond them."""
+    """Refuses shapes that do not fit, and layouts that lead outside their tensors, where a kernel would read."""
     if query.dim() != 3 or query.shape[2] == 0:
         raise ValueError(f"prefix_attention: query must be [Q, H, d] with d at least 1; got {list(query.shape)}")
     for name, pair in (("key", (key, value)), ("prefix_key", (prefix_key, prefix_value))):
@@ -96,16 +104,16 @@ def _check(
         if len(offsets) != windows + 1 or offsets[0] or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
             raise ValueError(f"prefix_attention: {name}_offsets must rise from 0 to {len(rows)} in {windows} steps")
     starts, lengths = layout.prefix_starts, layout.prefix_lengths
-    seen = lengths > 0  # where a window sees no prefix, its start means nothing
+    seen = lengths > 0  # the start of a prefix of length 0 is not used
     if len(lengths) != windows or (lengths < 0).any() or (starts[seen] < 0).any():
-        raise ValueError("prefix_attention: prefix starts and lengths must be non-negative, one a window")
+        raise ValueError("prefix_attention: prefix starts and lengths must be non-negative, one per window")
     if (lengths > len(prefix_key) - starts)[seen].any():  # not starts + lengths, which may pass 2^63
         raise ValueError(f"prefix_attention: a window sees rows beyond the {len(prefix_key)} of the prefix keys")
     if layout.block < 0:
         raise ValueError(f"prefix_attention: block must not be negative; got {layout.block}")
     if layout.query_places is None:
         if layout.block and not np.array_equal(layout.key_offsets, layout.query_offsets):
-            raise ValueError("prefix_attention: block-causal attention of a part of the queries needs their places")
+            raise ValueError("prefix_attention: block-causal attention of some of the queries needs their places")
     elif len(layout.query_places) != len(query):
         raise ValueError(f"prefix_attention: {len(layout.query_places)} query places for {len(query)} queries")
     else:
@@ -122,7 +130,7 @@ def _check(
 def _reference(
     query: Tensor, key: Tensor, value: Tensor, prefix_key: Tensor, prefix_value: Tensor, layout: AttentionLayout
 ) -> Tensor:
-    """Runs of neighbouring windows with one length and one prefix are stacked; each run is two plain products."""
+    """Stacks runs of neighbouring windows that have one length and one prefix, and attends run by run."""
     out = torch.empty_like(query)
     precision = torch.promote_types(query.dtype, torch.float32)
     lengths = np.diff(layout.key_offsets)
@@ -136,26 +144,27 @@ def _reference(
         window_of = np.repeat(np.arange(window_count), counts)
         slot_of = np.arange(len(window_of)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = int(counts.max())
-        heads, width = query.shape[1:]
+        heads, head_dim = query.shape[1:]
         # [windows, slots, H, d]; slots beyond a window's queries stay zero and are not read back.
-        stacked = query.new_zeros(window_count * slots, heads, width)
+        stacked = query.new_zeros(window_count * slots, heads, head_dim)
         index = torch.from_numpy(window_of * slots + slot_of).to(query.device)
         stacked[index] = query[query_rows]
-        stacked = stacked.view(window_count, slots, heads, width)
+        stacked = stacked.view(window_count, slots, heads, head_dim)
 
         own_rows = slice(int(layout.key_offsets[first]), int(layout.key_offsets[last]))
-        own_key = _expand(key[own_rows], heads).view(window_count, length, heads, width)
-        own_value = _expand(value[own_rows], heads).view(window_count, length, heads, width)
+        own_key = _expand(key[own_rows], heads).view(window_count, length, heads, head_dim)
+        own_value = _expand(value[own_rows], heads).view(window_count, length, heads, head_dim)
         start = int(layout.prefix_starts[first])
         shared_key = _expand(prefix_key[start : start + prefix], heads)
         shared_value = _expand(prefix_value[start : start + prefix], heads)
 
-        scale = 1.0 / math.sqrt(width)
+        scale = 1.0 / math.sqrt(head_dim)
         own = torch.einsum("wqhd,wkhd->whqk", stacked.to(precision) * scale, own_key.to(precision))
         if layout.block:
-            places = np.arange(length) if layout.query_places is None else layout.query_places[query_rows]
             if layout.query_places is None:
-                places = np.tile(places, window_count)
+                places = np.tile(np.arange(length), window_count)
+            else:
+                places = layout.query_places[query_rows]
             visible = np.zeros((window_count * slots, length), dtype=bool)
             visible[window_of * slots + slot_of] = _block_visible(places, length, layout.block)
             mask = torch.from_numpy(visible.reshape(window_count, 1, slots, length)).to(query.device)
@@ -164,12 +173,12 @@ def _reference(
         weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
         result = torch.einsum("whqk,khd->wqhd", weights[..., :prefix], shared_value.to(precision))
         result += torch.einsum("whqk,wkhd->wqhd", weights[..., prefix:], own_value.to(precision))
-        out[query_rows] = result.reshape(window_count * slots, heads, width)[index].to(out.dtype)
+        out[query_rows] = result.reshape(window_count * slots, heads, head_dim)[index].to(out.dtype)
     return out
 
 
 def _runs(lengths: np.ndarray, starts: np.ndarray, prefixes: np.ndarray, heads: int) -> list[tuple[int, int]]:
-    """Half-open runs of windows with equal length and prefix, cut so that their scores fit in memory."""
+    """Half-open runs of windows with equal length and prefix, of about SCORES_CHUNK attention scores at most."""
     changed = (np.diff(lengths) != 0) | (np.diff(starts) != 0) | (np.diff(prefixes) != 0)
     edges = np.concatenate([[0], np.flatnonzero(changed) + 1, [len(lengths)]])
     runs = []
@@ -181,11 +190,12 @@ def _runs(lengths: np.ndarray, starts: np.ndarray, prefixes: np.ndarray, heads: 
 
 
 def _block_visible(places: np.ndarray, length: int, block: int) -> np.ndarray:
+    """Whether the queries at these places see each of a window's keys, bool [len(places), length]."""
     return np.arange(length)[None, :] < ((places // block + 1) * block)[:, None]
 
 
 def _expand(rows: Tensor, heads: int) -> Tensor:
-    """Repeat key-value heads [N, Hkv, d] to [N, H, d]."""
+    """Key-value heads [N, Hkv, d] repeated to [N, H, d]."""
     return rows if rows.shape[1] == heads else rows.repeat_interleave(heads // rows.shape[1], dim=1)
 
 
@@ -218,7 +228,7 @@ def _cpu(
 
 
 def _host(array: np.ndarray) -> Tensor:
-    """Contiguous int64: the kernel walks the memory itself."""
+    """A contiguous int64 tensor, as the C++ operation reads it."""
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
 
 

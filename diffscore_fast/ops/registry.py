@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: one small table, no silent fallback."""
+"""Which implementation of an operation runs: one small table, without silent fallback; and checks of inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from diffscore_fast.errors import ImplementationError
 
 AUTO = "auto"
-MAX_ROWS = 2**31 - 1  # of a tensor that an operation walks; an expanded one may have more without the memory for them
+MAX_ROWS = 2**31 - 1  # of a tensor that an operation reads; an expanded tensor may have more without their memory
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Implementation:
 
 
 class Operation:
-    """A meaning with several implementations, in order of preference; the last is the reference, the specification."""
+    """A meaning with several implementations in order of preference; the last is the reference, its specification."""
 
     def __init__(self, name: str, implementations: list[Implementation]) -> None:
         self.name = name
@@ -54,13 +54,22 @@ class Operation:
             raise ImplementationError(f"{self.name}: implementation {wanted!r} cannot run on {device}: {reason}")
         return self.implementations[wanted]
 
+    def run(self, chosen: Implementation, *arguments: Any) -> Any:
+        """What `chosen` returns. torch's profiler shows the call as diffscore_fast::OPERATION.IMPLEMENTATION."""
+        if torch.compiler.is_compiling() or not torch.autograd._profiler_enabled():
+            return chosen.function(*arguments)
+        with torch.profiler.record_function(f"diffscore_fast::{self.name}.{chosen.name}"):
+            return chosen.function(*arguments)
+
     def reasons(self, device: torch.device) -> dict[str, str | None]:
         """Every implementation in order of preference: None where it can run on `device`, else why it cannot."""
         return {name: item.unavailable(device) for name, item in self.implementations.items()}
 
 
 def wanted_by_operation(operations: Sequence[Operation], wanted: str) -> dict[str, str]:
-    """What to ask each operation for, by its name, where a user names one implementation: "auto" if it lacks that.
+    """What to ask each operation for, by operation name, when a user asks for one implementation.
+
+    Operations that do not have it run "auto".
 
     Raises
     ------
@@ -74,12 +83,12 @@ def wanted_by_operation(operations: Sequence[Operation], wanted: str) -> dict[st
 
 
 def check_one_device(operation: str, **tensors: Tensor | None) -> None:
-    """Refuses tensors on more than one device: a kernel would read host memory at an address of another's, or nothing.
+    """Refuses tensors on more than one device, where a kernel would read from a wrong address.
 
     Raises
     ------
     ValueError
-        Which names the first two tensors that lie apart.
+        With the names of the first two tensors on different devices.
     """
     given = {name: item.device for name, item in tensors.items() if item is not None}
     first, device = next(iter(given.items()))
@@ -96,7 +105,7 @@ def check_real(operation: str, **tensors: Tensor | None) -> None:
 
 
 def check_row_count(operation: str, name: str, count: int) -> None:
-    """Refuses more rows than sizes in bytes leave room for."""
+    """Refuses more rows than MAX_ROWS, so that sizes in bytes stay below 2^63."""
     if count > MAX_ROWS:
         raise ValueError(f"{operation}: {name} has {count} rows; at most {MAX_ROWS} are taken")
 

@@ -1,13 +1,15 @@
-"""Draw a token from the softmax over the vocabulary; the logits of a call are never all stored."""
+"""A token drawn from the softmax over the vocabulary; the logits of a call are never all stored."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from diffscore_fast.ops.masked_logprob import ROWS_CHUNK, check_projection, reference_logits
+from diffscore_fast.ops.projection import Projection, checked_projection, real_rows, reference_logits
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 from diffscore_fast.ops.transfer import to_device
+
+ROWS_CHUNK = 256  # bounds the logits to 256 x V
 
 
 def sample_token(
@@ -20,6 +22,7 @@ def sample_token(
     vocab_size: int | None = None,
     logit_scale: float = 1.0,
     soft_cap: float | None = None,
+    weight_scale: Tensor | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
     """The token at which the cumulative probability passes a given number: inverse transform sampling.
@@ -31,15 +34,25 @@ def sample_token(
     hidden : Tensor [N, D]
     weight : Tensor [V, D], bias : Tensor [V] or None
     numbers : Tensor [N], float64
-        In [0, 1); uniform ones give samples. On the device of `hidden`, or on the host.
-    excluded_ids, vocab_size, logit_scale, soft_cap, implementation
+        In [0, 1); uniform numbers give samples. On the device of `hidden`, or on the host.
+    excluded_ids, vocab_size, logit_scale, soft_cap, weight_scale, implementation
         As for `masked_logprob`.
 
     Returns
     -------
     Tensor [N], int64
     """
-    size, excluded_ids = check_projection("sample_token", hidden, weight, bias, excluded_ids, vocab_size, soft_cap)
+    projection = checked_projection(
+        "sample_token",
+        hidden,
+        weight,
+        bias,
+        excluded_ids=excluded_ids,
+        vocab_size=vocab_size,
+        logit_scale=logit_scale,
+        soft_cap=soft_cap,
+        weight_scale=weight_scale,
+    )
     if numbers.shape != hidden.shape[:1]:
         raise ValueError(f"sample_token: numbers must be [{len(hidden)}]; got {list(numbers.shape)}")
     check_one_device("sample_token", hidden=hidden, numbers=None if numbers.device.type == "cpu" else numbers)
@@ -49,30 +62,19 @@ def sample_token(
     if numbers.device.type == "cpu":
         numbers = to_device(numbers, hidden.device)
     chosen = SAMPLE_TOKEN.resolve(hidden.device, implementation)
-    return chosen.function(hidden, weight, bias, numbers, excluded_ids, size, logit_scale, soft_cap)
+    return SAMPLE_TOKEN.run(chosen, hidden, projection, numbers)
 
 
-def _reference(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    numbers: Tensor,
-    excluded_ids: tuple[int, ...],
-    vocab_size: int,
-    logit_scale: float,
-    soft_cap: float | None,
-) -> Tensor:
-    weight = weight[:vocab_size].float()
-    bias = None if bias is None else bias[:vocab_size].float()
-    pieces = []
+def _reference(hidden: Tensor, projection: Projection, numbers: Tensor) -> Tensor:
+    projection = real_rows(projection, torch.float32)
+    tokens = [torch.zeros(0, dtype=torch.int64, device=hidden.device)]
     for start in range(0, len(numbers), ROWS_CHUNK):
-        states = hidden[start : start + ROWS_CHUNK].float()
-        logits = reference_logits(states, weight, bias, excluded_ids, logit_scale, soft_cap)
+        logits = reference_logits(hidden[start : start + ROWS_CHUNK].float(), projection)
         cumulative = logits.double().softmax(dim=1).cumsum(dim=1)
-        # Rounding may leave the last sum a hair below 1; scaled, the number always falls on a token that has weight.
+        # Rounding may leave the last sum a little below 1; scaled, the number always falls on a token that has weight.
         reached = numbers[start : start + ROWS_CHUNK, None] * cumulative[:, -1:]
-        pieces.append(torch.searchsorted(cumulative, reached, right=True).squeeze(1))
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64, device=hidden.device)
+        tokens.append(torch.searchsorted(cumulative, reached, right=True).squeeze(1))
+    return torch.cat(tokens)
 
 
 SAMPLE_TOKEN = Operation("sample_token", [Implementation("reference", _reference, anywhere)])

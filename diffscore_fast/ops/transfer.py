@@ -1,8 +1,8 @@
-"""Arrays to a device and numbers back, without the host waiting for either.
+"""Arrays to a device and numbers back, while the host goes on working.
 
-A GPU works through its stream while the host lays out what comes next; a copy from or to pageable memory would hold the
-host until all that was launched before it is done. Pinned copies take their turn in the stream of the kernels, so that
-none can meet a half-made copy; a pack's arrays are a few MiB, and a stream of their own would gain little.
+A GPU works through its stream while the host prepares the next pack. A copy from or to pageable memory would block the
+host until everything launched before is done; a pinned copy takes its turn in the stream of the kernels, so that no
+kernel reads a half-made copy. A pack's arrays are a few MiB: a second stream for copies would gain little.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 def to_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """An array or host tensor on a device; on a CPU it stays where it is."""
     host = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-    if device.type != "cuda" or host.is_pinned():  # the caller may write to pinned memory of its own at once
+    if device.type != "cuda" or host.is_pinned():  # the caller may overwrite its own pinned memory at once
         return host.to(device)
     # torch keeps the pinned copy until the stream has passed it.
     return host.pin_memory().to(device, non_blocking=True)
 
 
 class Arriving:
-    """A tensor on its way to the host: the copy is under way, and `numpy()` waits for it."""
+    """A tensor on its way to the host; `numpy()` waits for the copy."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run; they are imported at their first use, since Triton takes a second to load."""
+"""Whether the Triton kernels can run. They are imported at their first use, since Triton takes a second to load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 def triton_unavailable(device: torch.device) -> str | None:
     """Availability of the `triton` implementations: None, or one sentence that says why not.
 
-    On the CPU they run in Triton's interpreter alone, which TRITON_INTERPRET=1 turns on and which is for tests.
+    On the CPU they run only in Triton's interpreter, which is for tests and which TRITON_INTERPRET=1 turns on.
     """
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

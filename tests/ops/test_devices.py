@@ -56,7 +56,7 @@ CALLS = {  # by operation: its tensors, the call
 def test_a_tensor_on_another_device_is_named(operation, implementation):
     tensors, call = CALLS[operation]
     if implementation == "cpu" and operation == "sample_token":
-        implementation = "auto"  # it has the reference alone
+        implementation = "auto"  # it has a reference only
     call(list(tensors), implementation)  # all on the CPU: runs
     for place in range(1, len(tensors)):
         given = [item.to("meta") if place == at else item for at, item in enumerate(tensors)]
@@ -65,7 +65,7 @@ def test_a_tensor_on_another_device_is_named(operation, implementation):
 
 
 def raw_calls() -> dict[str, tuple]:
-    """Arguments of each C++ operation itself, which the checks above do not reach."""
+    """Arguments of each C++ operation, called without the Python checks."""
     edges, one = torch.tensor([0, 3]), torch.tensor([0])
     projection = (*LOGPROB[:5], [], 8, 1.0, None, LOGPROB[5], "auto")
     return {

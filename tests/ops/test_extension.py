@@ -1,4 +1,4 @@
-"""The C++ extension is used only where it was built from the sources beside it."""
+"""The C++ extension is used only if it was built from the sources beside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where the system grants no memory for generated code, own loops run: nothing dies, and the numbers hold.
+"""Where the system refuses memory for generated code, plain loops run: no process ends, and the numbers stay the same.
 
-Each check is a process of its own, since the policy cannot be taken back: prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN),
-what systemd's MemoryDenyWriteExecute asks for.
+Each check runs in its own process, since the policy cannot be removed: prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN),
+which systemd's MemoryDenyWriteExecute sets.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_a_row_is_bitwise_the_same_alone_in_seven_and_in_a_thousand():
 )
 @pytest.mark.parametrize("implementation", ["tiles", pytest.param("cpu", marks=needs_extension)])
 def test_a_row_has_the_same_bits_whatever_is_beside_it(implementation, dtype, depth, width, activation, with_norm):
-    """By all that "auto" takes on a CPU: any number of rows, at any place among them, in rows of an odd stride."""
+    """For everything that "auto" takes on a CPU: any number of rows, at any place, in rows of an odd stride."""
     if implementation == "tiles" and dtype == torch.float32 and activation != "none":
         pytest.skip("the C++ kernel serves float32; torch's activations are by tail and vector")
     x, weight, bias = (item.to(dtype) for item in problem(300, depth, width))
@@ -122,7 +122,7 @@ def test_sixteen_bits_keep_the_error_budget(implementation, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["gelu", "swiglu"])
 def test_activations_in_tiles_are_the_nearest_numbers(name, dtype):
-    """Of all 65,536 numbers, with one product that leaves them as they are."""
+    """For all 65,536 numbers, after a matmul that leaves them unchanged."""
     x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)[:, None]
     weight = torch.ones(1 if name == "gelu" else 2, 1, dtype=dtype)
     got = linear(x, weight, activation=name, implementation="tiles").squeeze(1)

@@ -1,4 +1,4 @@
-"""masked_logprob: every implementation against float64, the traps of vocabulary projections, gradients."""
+"""masked_logprob: every implementation against float64, edge cases of vocabulary projections, gradients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
-from diffscore_fast.ops import AUTO, MASKED_LOGPROB, masked_logprob, masked_logprob_statistics
+from diffscore_fast.ops import AUTO, MASKED_LOGPROB, Projection, masked_logprob, masked_logprob_statistics
 from diffscore_fast.ops.masked_logprob import _wanted
 from tests.support.products import needs_extension, runs_brgemm
 
@@ -43,7 +44,7 @@ def problem(rows: int, width: int, size: int, dtype: torch.dtype = torch.float32
 
 
 def spread_out(matrix: Tensor) -> Tensor:
-    """The same numbers with rows 2^30 apart, so that the third lies beyond 2^31. Only the pages touched take memory."""
+    """The same numbers with rows 2^30 apart: the third starts at 2^31. Only the pages touched take memory."""
     far = torch.empty((len(matrix) - 1) * 2**30 + matrix.shape[1]).as_strided(matrix.shape, (2**30, 1))
     return far.copy_(matrix)
 
@@ -61,7 +62,7 @@ def test_error_is_at_most_twice_the_float32_references(shape, dtype):
     want = exact(hidden, weight, bias, targets)
     budget = (masked_logprob(hidden, weight, bias, targets, implementation="reference") - want).abs().max()
     error = (masked_logprob(hidden, weight, bias, targets, implementation="cpu") - want).abs().max()
-    # A unit in the last place of the largest value is always granted: small problems can be exact by luck.
+    # Always allow a unit in the last place of the largest value: small problems can be exact by chance.
     assert error <= 2 * budget + torch.finfo(torch.float32).eps * want.abs().max()
 
 
@@ -101,7 +102,7 @@ def test_options_together_match_their_formula(implementation, soft_cap, logit_sc
     hidden, weight, bias, targets = problem(33, 100, 150)
     targets = targets % 120
     targets[3] = 5
-    # Rows from 140 on are padding of the weight; were they read, NaN would show it.
+    # Rows from 140 on are padding of the weight; NaN would show if they were read.
     weight[140:] = math.nan
     bias[140:] = math.nan
     logits = logit_scale * (hidden.double() @ weight[:140].double().T + bias[:140].double())
@@ -269,7 +270,7 @@ def test_a_target_outside_the_vocabulary_names_its_row():
 
 
 def test_targets_on_the_host_are_checked_there_and_go_to_the_device():
-    """`meta` stands for a GPU: none of its values can be read, so that a check there would fail."""
+    """`meta` stands for a GPU: its values cannot be read, so a check there would fail."""
     hidden, weight, bias, targets = problem(4, 32, 130)
     far = [item.to("meta") for item in (hidden, weight, bias)]
     assert masked_logprob(*far, targets).device.type == "meta"
@@ -326,13 +327,13 @@ def test_an_implementation_asked_for_by_name_runs_or_raises():
 
 
 @needs_extension
-def test_types_that_kernels_do_not_take_go_to_the_reference():
+def test_dtypes_that_kernels_do_not_take_go_to_the_reference():
     hidden, weight, bias, targets = problem(4, 32, 130)
     want = masked_logprob(hidden, weight, bias, targets, implementation="reference")
     assert torch.equal(masked_logprob(hidden, weight.double(), bias, targets), want)
-    mixed = hidden.bfloat16(), weight, None
-    assert _wanted(*mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its types
-    far = [item if item is None else item.to("meta") for item in mixed]  # a device that is not the CPU
+    mixed = Projection(weight, None, None, (), 130, 1.0, None)
+    assert _wanted(hidden.bfloat16(), mixed, AUTO) == AUTO  # the CPU's kernel reads any pair of its dtypes
+    far = hidden.bfloat16().to("meta"), replace(mixed, weight=weight.to("meta"))  # a device that is not the CPU
     assert _wanted(*far, AUTO) == "reference"
     assert _wanted(*far, "triton") == "triton"
 
@@ -420,9 +421,9 @@ def test_products_in_blocks_with_every_option(products, dtype):
     torch.testing.assert_close(got[0], want.log_prob, rtol=0, atol=1e-5)
     torch.testing.assert_close(got[1], want.log_sum_exp, rtol=0, atol=1e-5)
     torch.testing.assert_close(got[2], want.entropy, rtol=0, atol=2e-5)
-    logits = made_by(products, hidden, weight, bias, targets ^ 1, **options)  # the twins' ranks: ties outrank neither
+    twins = made_by(products, hidden, weight, bias, targets ^ 1, **options)  # a tie does not count as above
     untouched = ~torch.isin(targets, torch.tensor([4, 5]))
-    assert torch.equal(got[3][untouched], logits[3][untouched])
+    assert torch.equal(got[3][untouched], twins[3][untouched])
 
 
 @IN_BLOCKS
@@ -570,7 +571,7 @@ print(torch.cat([part.flatten() for part in parts]).numpy().tobytes().hex())
 
 @needs_extension
 def test_scratch_is_written_before_it_is_read():
-    """The same bits when the C library fills fresh memory with a pattern (-1.7e38 as float32), or with another."""
+    """The same bits whichever of two patterns the C library writes to fresh memory (one is -1.7e38 as float32)."""
     outputs = {
         subprocess.run(
             [sys.executable, "-c", POISONED],

@@ -25,7 +25,7 @@ IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_extension)]
 
 
 def kernels(dtype: torch.dtype) -> list:
-    """The C++ kernel with its products in panels, and in blocks: by brgemm where that runs, and by its stand-in."""
+    """The C++ kernel with its products in panels, and in blocks: by brgemm where that runs, and by plain loops."""
     return [
         pytest.param("cpu inner", marks=needs_extension),
         pytest.param("cpu brgemm", marks=runs_brgemm(dtype)),
@@ -45,7 +45,7 @@ BOTH_TYPES = pytest.mark.parametrize(
 
 
 def attend(implementation: str, inputs: list[Tensor], layout: AttentionLayout) -> Tensor:
-    """`implementation` may say who makes the C++ kernel's products: "cpu brgemm"."""
+    """`implementation` may name the C++ kernel's products as well: "cpu brgemm"."""
     name, _, products = implementation.partition(" ")
     if not products:
         return prefix_attention(*inputs, layout, implementation=name)
@@ -232,7 +232,7 @@ def test_infinities_and_nan_of_bfloat16_reach_the_same_numbers_as_in_the_referen
 
 @pytest.mark.parametrize("implementation", kernels(torch.bfloat16))
 def test_products_of_torch_between_calls_change_nothing(implementation):
-    """Matrix units keep a configuration that their users change."""
+    """Matrix units keep a configuration, which torch's own products change."""
     layout = make_layout([30, 5], [(0, 70), (0, 0)])
     inputs = [item.bfloat16() for item in tensors(layout, 2, 2, 32, 70)]
     square = torch.randn(70, 70).bfloat16()
@@ -334,7 +334,7 @@ def test_gradients_come_from_the_reference():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_layout_arrays_may_be_views(implementation):
-    """Columns of a table, broadcast numbers and strided places mean what they hold, not what lies beside it."""
+    """Columns of a table, broadcast numbers and strided places are read by their strides."""
     plain = make_layout([3, 4], [(0, 3), (5, 3)], [[0, 2], [1, 3]], block=1)
     table = np.stack([plain.prefix_starts, plain.prefix_lengths], axis=1)
     views = AttentionLayout(
@@ -386,7 +386,7 @@ def test_a_head_is_at_least_one_wide_and_there_is_one(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", [2**31, 2**57, 2**59])
 def test_more_rows_than_sizes_can_count_are_refused(implementation, rows):
-    """Expanded tensors, which have them without the memory."""
+    """With expanded tensors, which have the rows without the memory."""
     one = torch.zeros(1, 1, 8)
     many = one.expand(rows, 1, 8)
     window = AttentionLayout(np.array([0, rows]), np.array([0, 1]), np.array([0]), np.array([0]))
@@ -415,7 +415,7 @@ def test_the_kernel_itself_refuses_what_it_cannot_read():
     for place in (-1, 3):
         with pytest.raises(RuntimeError, match=f"query_places.1. is {place}, outside window 0 of 3 rows"):
             run(places=torch.tensor([0, place, 1, 0, 1, 2, 3]), block=2)
-    with pytest.raises(RuntimeError, match="heads must be at least 1 wide"):
+    with pytest.raises(RuntimeError, match="head_dim must be at least 1"):
         run(inputs=[item[:, :, :0] for item in inputs])
     with pytest.raises(RuntimeError, match="144115188075855872 rows; at most"):
         run(inputs=[*inputs[:3], *[item[:1].expand(2**57, 1, 32) for item in inputs[3:]]])
@@ -432,7 +432,7 @@ def test_types_that_a_kernel_does_not_take():
     want = prefix_attention(query, *low, layout, implementation="reference")
     assert torch.equal(prefix_attention(query, *low, layout), want)
     for inputs in ((query, *low), [item.double() for item in (query, *others)]):
-        with pytest.raises(ImplementationError, match="'cpu' takes one type"):
+        with pytest.raises(ImplementationError, match="'cpu' takes one dtype"):
             prefix_attention(*inputs, layout, implementation="cpu")
 
 
@@ -450,8 +450,8 @@ def varlen_stand_in(
     value,
     query_edges,
     key_edges,
-    longest_query,
-    longest_key,
+    max_query,
+    max_key,
     dropout_p=0.0,
     softmax_scale=None,
     causal=False,
@@ -459,7 +459,7 @@ def varlen_stand_in(
 ):
     """flash_attn.flash_attn_varlen_func as its documentation states it, for tests: that package needs a GPU."""
     assert not causal and return_attn_probs and query_edges.dtype == key_edges.dtype == torch.int32
-    assert (longest_query, longest_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))
+    assert (max_query, max_key) == tuple(int(edges.diff().max()) for edges in (query_edges, key_edges))
     out, log_sum = torch.empty_like(query), torch.empty(query.shape[1], len(query))
     repeat = query.shape[1] // key.shape[1]
     for (first, last), (begin, end) in zip(query_edges.unfold(0, 2, 1), key_edges.unfold(0, 2, 1), strict=True):

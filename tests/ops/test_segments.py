@@ -1,4 +1,4 @@
-"""log_mean_exp and evidence_bounds: closed forms, extreme log-values, and the bounds' own promise on a lattice."""
+"""log_mean_exp and evidence_bounds: closed forms, extreme log-values, the bounds in expectation over all outcomes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_bounds_hold_in_expectation_over_every_outcome(implementation, folds):
     got = evidence_bounds(torch.from_numpy(outcomes.ravel()), folds, segments, implementation=implementation)
     exact = math.log(p.mean())
     assert got.lower.mean() < exact < got.upper.mean()
-    # Cross-fitting averages exchangeable terms: the expectation stays that of the plain split.
+    # Cross-fitting averages exchangeable terms, so its expectation is that of the plain split.
     assert got.upper.mean() == pytest.approx(float(got.upper_plain.mean()))
     psi = np.array([np.mean(item) for item in product(p, repeat=draws - 1)])
     assert got.upper.mean() == pytest.approx(np.mean(np.log(psi) + p.mean() / psi - 1))
@@ -122,7 +122,7 @@ def test_equal_draws_close_the_gap(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_dominating_fold_leaves_the_others_their_digits(implementation):
     got = evidence_bounds(torch.tensor([0.0, -900.0, -901.0]), 3, edges(3), implementation=implementation)
-    assert got.upper_plain[0] == math.inf  # e^900: the tangent is too steep for a number, and says so
+    assert got.upper_plain[0] == math.inf  # e^900: the tangent is too steep for a float64
     got = evidence_bounds(torch.tensor([-900.0, -901.0, 0.0]), 3, edges(3), implementation=implementation)
     assert got.upper_plain[0] == pytest.approx(math.log(0.5) - 1.0)
     assert got.lower[0] == pytest.approx(-math.log(3))

@@ -1,4 +1,4 @@
-"""The Triton kernels: their meaning in Triton's interpreter, and that no interpreter leaks into other tests."""
+"""The Triton kernels: their results in Triton's interpreter, and their machine code for each target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_kernels_in_the_interpreter():
-    # A process of its own: Triton reads the variable once, when it is imported.
+    # In its own process, since Triton reads the variable once, when it is imported.
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/interpreted/triton_checks.py"],
         cwd=ROOT,
@@ -40,7 +40,7 @@ MATRIX_INSTRUCTION = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"
 
 @pytest.mark.parametrize("target", list(aot.TARGETS))
 def test_machine_code_has_matrix_instructions_and_no_spills(target):
-    """A kernel of each kind; `python -m bench.aot` compiles all of them, in every type and with every option."""
+    """A kernel of each kind; `python -m bench.aot` compiles all of them, in every dtype and with every option."""
     forward = aot.logprob_cases("BD3-LM", 1024, 768, 50258, torch.bfloat16, eight_bit=True)[0]
     window = aot.attention_cases(12, 64, torch.float16)[2]
     wide = aot.attention_cases(16, 256, torch.bfloat16)[0]
@@ -53,6 +53,6 @@ def test_machine_code_has_matrix_instructions_and_no_spills(target):
 
 
 def test_spills_are_found():
-    """Half the warps of the shipped configuration: they spill, or the test above could not fail."""
+    """With half the warps of the shipped configuration; otherwise the test above could not fail."""
     case = aot.attention_cases(12, 32, torch.bfloat16)[2]
     assert aot.compile_case(replace(case, launch=(4, 2, True)), aot.TARGETS["sm_100"][0]).spills > 0

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from diffscore_fast import ops
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.projection import Projection
 
 needs_extension = pytest.mark.skipif(
     cpu_unavailable(torch.device("cpu")) is not None, reason="the C++ extension is not built"
@@ -60,11 +61,14 @@ def force_products(choice: str) -> None:
         operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, by))
 
 
-def _made(function: Callable[..., Any], by: dict[torch.dtype, str], first: Tensor, second: Tensor, *others: Any) -> Any:
-    """The C++ operation's result; its first two tensors, hidden and weight or query and key, say what fits."""
+def _made(
+    function: Callable[..., Any], by: dict[torch.dtype, str], first: Tensor, second: Projection | Tensor, *others: Any
+) -> Any:
+    """The C++ operation's result; its first two arguments, hidden and projection or query and key, say what fits."""
     kind = first.dtype
-    fits = kind == second.dtype and kind in by
-    if first.dim() == 2:  # masked_logprob; heads may have any width
-        span = 64 * second.stride(0) * second.element_size()  # of a tile's rows, which oneDNN counts in 32 bits
+    matrix = second.weight if isinstance(second, Projection) else second
+    fits = kind == matrix.dtype and kind in by
+    if isinstance(second, Projection):  # heads may have any size
+        span = 64 * matrix.stride(0) * matrix.element_size()  # of a tile's rows, which oneDNN counts in 32 bits
         fits = fits and first.shape[1] % 32 == 0 and span < 1 << 31
     return function(first, second, *others, products=by[kind] if fits else "inner")

@@ -1,6 +1,6 @@
-"""What the Triton kernels mean, run by Triton's interpreter; `test_triton.py` starts this with TRITON_INTERPRET=1.
+"""Results of the Triton kernels in Triton's interpreter; `test_triton.py` starts this with TRITON_INTERPRET=1.
 
-Shapes are small: the interpreter runs one program at a time. What it cannot show, machine code, is bench.aot's part.
+Shapes are small: the interpreter runs one program at a time. `bench.aot` compiles the kernels to machine code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops import (
+    Projection,
     evidence_bounds,
     log_mean_exp,
     masked_logprob,
@@ -63,6 +64,12 @@ def bfloat16_products(monkeypatch):
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def prepared(hidden, weight, bias, targets, excluded_ids=()):
+    """The kernels' table of a call without options."""
+    projection = Projection(weight, bias, None, excluded_ids, len(weight), 1.0, None)
+    return kernels("masked_logprob").prepare(hidden, targets, None, **vars(projection))
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 1), (3, 100, 2), (70, 33, 130), (5, 32, 2500)], ids=str)
@@ -130,11 +137,12 @@ def test_gradients_that_are_not_wanted_are_not_made():
     states = hidden.clone().requires_grad_()
     values = masked_logprob(states, weight, bias, targets, implementation="triton")
     (gradient,) = torch.autograd.grad(values.sum(), states)
-    module = kernels("logit_gradients")
-    call = module.prepare(hidden, weight, bias, targets, None, (), 1.0, None, None)
+    launch = prepared(hidden, weight, bias, targets)
     normaliser = torch.logsumexp(hidden @ weight.T + bias, dim=1)
     wanted = (False, False, True)
-    nothing, none, offset = module.gradients(call, 130, normaliser, torch.ones(6), wanted, gathered=False)
+    nothing, none, offset = kernels("logit_gradients").gradients(
+        launch, normaliser, torch.ones(6), wanted, gathered=False
+    )
     assert nothing is None and none is None
     p = torch.softmax(hidden @ weight.T + bias, dim=1)
     slope = torch.nn.functional.one_hot(targets, 130) - p
@@ -182,11 +190,11 @@ def test_what_has_no_gradient_is_refused():
 
 def test_mixed_types_are_refused():
     hidden, weight, bias, targets = problem(4, 32, 130)
-    with pytest.raises(ImplementationError, match="needs one type"):
+    with pytest.raises(ImplementationError, match="needs one dtype"):
         masked_logprob(hidden, weight.bfloat16(), bias, targets, implementation="triton")
     layout = make_layout([3], [(0, 4)])
     query, *others = tensors(layout, 1, 1, 32, 4)
-    with pytest.raises(ImplementationError, match="'triton' takes one type"):
+    with pytest.raises(ImplementationError, match="'triton' takes one dtype"):
         prefix_attention(query, *(item.bfloat16() for item in others), layout, implementation="triton")
 
 
@@ -217,11 +225,11 @@ def test_every_launch_is_on_its_tensors_device(monkeypatch):
     log_mean_exp(values, segments, implementation="triton")
     evidence_bounds(values, 2, segments, implementation="triton")
     assert {name for name, _ in launches} == {
-        "forward_kernel",
-        "merge_kernel",
-        "logit_gradient_kernel",
-        "target_logits_kernel",
-        "stage_kernel",
+        "masked_logprob_kernel",
+        "masked_logprob_merge_kernel",
+        "masked_logprob_gradient_kernel",
+        "masked_logprob_target_kernel",
+        "prefix_attention_kernel",
         "log_mean_exp_kernel",
         "evidence_bounds_kernel",
     }
@@ -230,9 +238,8 @@ def test_every_launch_is_on_its_tensors_device(monkeypatch):
 
 def test_excluded_ids_are_copied_to_a_device_once():
     hidden, weight, bias, targets = problem(4, 32, 130)
-    prepare = kernels("masked_logprob").prepare
     first, again, other = (
-        prepare(hidden, weight, bias, targets, None, ids, 1.0, None, None).inputs[-1] for ids in ((3, 7), [3, 7], (8,))
+        prepared(hidden, weight, bias, targets, excluded_ids=ids).inputs[-1] for ids in ((3, 7), [3, 7], (8,))
     )
     assert first is again and first.tolist() == [3, 7] and other.tolist() == [8]
 
@@ -273,7 +280,7 @@ def test_low_precision_attention_loses_only_its_weights_rounding(dtype, width):
     inputs = [item.to(dtype) for item in tensors(layout, 2, 1, width, 60)]
     got = prefix_attention(*inputs, layout, implementation="triton")
     assert got.dtype == dtype
-    # Weights are rounded to the type before their product with the values.
+    # Weights are rounded to the dtype before their product with the values.
     torch.testing.assert_close(got.double(), dense(*inputs, layout), rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
