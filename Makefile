@@ -1,21 +1,21 @@
-# `make demo` and `make test` do all their set-up themselves.
+# Every target sets up what it needs, in .venv. CONTRIBUTING.md says what each is for and how long it takes.
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize clean
+.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize dist clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
 
-# Two processes of one thread each; `pytest` alone is one process with as many threads as torch takes.
+# Two processes of one thread each. `pytest` alone is one process with all of torch's threads.
 test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
-# never, and as this processor would not by itself.
+# Products in blocks are made by the processor's units for bfloat16 where it has them, else by plain loops. These targets
+# run the tests that depend on it again: with the units forced on, forced off, and as this processor does not by default.
 ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/bounds/test_likelihood.py tests/scoring/test_scorer.py \
             tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
 
@@ -46,8 +46,8 @@ lint: .venv/tested
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-# The C++ operations under the address and undefined-behaviour sanitizers, built in a copy of their own. The first error
-# ends the run. GCC; libstdc++ is loaded early too, or the sanitizer would miss where exceptions are thrown.
+# The tests of the C++ operations under the address and undefined-behaviour sanitizers of GCC, in a copy of the tree that
+# is built for it. The first error ends the run. libstdc++ is loaded early, or the sanitizer would miss thrown exceptions.
 SANITIZED := build/sanitize
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
@@ -62,7 +62,14 @@ sanitize: .venv/tested
 		ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS:%=tests/ops/test_%.py) -k "not copied_whole"
 
+# A source archive, and a wheel that is built from it, in dist/. The checks install the wheel beside this environment's
+# dependencies and run it without a compiler. An old *.egg-info would add its list of files to the archive.
+dist: .venv/tested
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m pytest tests/wheel_checks.py
+
 include mini.mk
 
 clean:
-	rm -rf .venv build *.egg-info scored.jsonl*
+	rm -rf .venv build dist *.egg-info scored.jsonl*

@@ -53,4 +53,7 @@ def extension_arguments() -> dict:
     return {"ext_modules": [extension], "cmdclass": {"build_ext": OptionalBuild}}
 
 
-setup(packages=find_packages(include=["diffscore_fast", "diffscore_fast.*"]), **extension_arguments())
+# Folders of data count as packages to setuptools, though find_packages sees none in them.
+PACKAGES = [*find_packages(include=["diffscore_fast", "diffscore_fast.*"]), "diffscore_fast.backbones.mini"]
+
+setup(packages=PACKAGES, **extension_arguments())
