@@ -33,6 +33,13 @@ lint: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A source archive, and a wheel that is built from it, in dist/. The checks install the wheel beside this environment's
+# dependencies and run it without a compiler. An old *.egg-info would add its list of files to the archive.
+dist: .venv/tested
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m pytest tests/wheel_checks.py
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv .venv
@@ -61,13 +68,6 @@ sanitize: .venv/tested
 	cd $(SANITIZED) && env LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS:%=tests/ops/test_%.py) -k "not copied_whole"
-
-# A source archive, and a wheel that is built from it, in dist/. The checks install the wheel beside this environment's
-# dependencies and run it without a compiler. An old *.egg-info would add its list of files to the archive.
-dist: .venv/tested
-	rm -rf dist *.egg-info
-	$(BIN)/python -m build --no-isolation .
-	$(BIN)/python -m pytest tests/wheel_checks.py
 
 include mini.mk
 
