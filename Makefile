@@ -1,21 +1,21 @@
-# `make demo` and `make test` do all their set-up themselves.
+# Every target sets up what it needs, in .venv. CONTRIBUTING.md says what each is for and how long it takes.
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize clean
+.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize dist clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
 
-# Two processes of one thread each; `pytest` alone is one process with as many threads as torch takes.
+# Two processes of one thread each. `pytest` alone is one process with all of torch's threads.
 test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Again what depends on who makes products in blocks (units for bfloat16, or plain loops that stand in for them): always,
-# never, and as this processor would not by itself.
+# Products in blocks are made by the processor's units for bfloat16 where it has them, else by plain loops. These targets
+# run the tests that depend on it again: with the units forced on, forced off, and as this processor does not by default.
 ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/bounds/test_likelihood.py tests/scoring/test_scorer.py \
             tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
 
@@ -33,6 +33,13 @@ lint: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A source archive, and a wheel that is built from it, in dist/. The checks install the wheel beside this environment's
+# dependencies and run it without a compiler. An old *.egg-info would add its list of files to the archive.
+dist: .venv/tested
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m pytest tests/wheel_checks.py
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv .venv
@@ -46,8 +53,8 @@ lint: .venv/tested
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-# The C++ operations under the address and undefined-behaviour sanitizers, built in a copy of their own. The first error
-# ends the run. GCC; libstdc++ is loaded early too, or the sanitizer would miss where exceptions are thrown.
+# The tests of the C++ operations under the address and undefined-behaviour sanitizers of GCC, in a copy of the tree that
+# is built for it. The first error ends the run. libstdc++ is loaded early, or the sanitizer would miss thrown exceptions.
 SANITIZED := build/sanitize
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
@@ -65,4 +72,4 @@ sanitize: .venv/tested
 include mini.mk
 
 clean:
-	rm -rf .venv build *.egg-info scored.jsonl*
+	rm -rf .venv build dist *.egg-info scored.jsonl*

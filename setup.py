@@ -1,4 +1,4 @@
-"""Installation: the Python packages, and the C++ extension where it builds."""
+"""Installation: the Python packages, and the C++ extension where it can be built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 COMPILE_FLAGS = [
     "-O3",
     "-g0",
-    "-fno-math-errno",  # and nothing of -ffast-math: infinities, NaN and the order of sums are part of the meaning
+    "-fno-math-errno",  # but not -ffast-math: infinities, NaN and the order of sums are part of the meaning
     "-fopenmp",  # compiled in, not linked: the symbols come from the OpenMP library that torch has loaded
     "-Wall",
     "-Wno-psabi",
@@ -19,7 +19,7 @@ COMPILE_FLAGS = [
 
 
 def write_fingerprint() -> str:
-    """A source file with the hash of csrc/; touched only when that changes."""
+    """Write a source file with the hash of csrc/, if it is not there yet; returns its path."""
     path = Path("build") / "fingerprint.cpp"
     value = runpy.run_path("csrc/fingerprint.py")["fingerprint"]()
     text = f'extern const char* const diffscore_sources = "{value}";\n'
@@ -53,4 +53,7 @@ def extension_arguments() -> dict:
     return {"ext_modules": [extension], "cmdclass": {"build_ext": OptionalBuild}}
 
 
-setup(packages=find_packages(include=["diffscore_fast", "diffscore_fast.*"]), **extension_arguments())
+# Folders of data count as packages to setuptools, though find_packages sees none in them.
+PACKAGES = [*find_packages(include=["diffscore_fast", "diffscore_fast.*"]), "diffscore_fast.backbones.mini"]
+
+setup(packages=PACKAGES, **extension_arguments())
