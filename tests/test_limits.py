@@ -16,8 +16,8 @@ from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
 from diffscore_fast.errors import InputError
 from diffscore_fast.scoring.compare import check_resampling
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import ReconstructionConfig
 
 
 @pytest.mark.parametrize(

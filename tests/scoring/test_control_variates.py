@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from diffscore_fast.engine.plan import Observation, Sequences
-from diffscore_fast.scoring.control_variates import LEANING, RIDGES, TOKEN_RIDGE, cross_fitted_controls
+from diffscore_fast.scoring.config import ReconstructionConfig
+from diffscore_fast.scoring.control_variates import PRIOR, RIDGES, TOKEN_RIDGE, cross_fitted_controls
 from diffscore_fast.scoring.draws import MaskDraws, draw_masks
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 
 
 def draws_of(lengths: list[int], replicates: int, first_key: int = 0, **options) -> MaskDraws:
@@ -53,10 +54,10 @@ def test_controls_are_a_ridge_regression_on_the_other_replicates(length):
     replicate, tokens, observed = np.array(replicate), np.array(tokens), values[at]
     features = np.hstack([np.ones((len(tokens), 1)), np.concatenate(rows), np.eye(length)[tokens]])
     ridge = np.diag([*RIDGES, *[TOKEN_RIDGE] * length])
-    lean = ridge @ [*LEANING, *[0.0] * length]
+    prior = ridge @ [*PRIOR, *[0.0] * length]
     for own in range(3):
         others = features[replicate != own]
-        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own] + lean)
+        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own] + prior)
         wanted = features[:, 1:] @ fitted[1:]  # the intercept is the same for all masks and is left out of h
         np.testing.assert_allclose(control[at][replicate == own], wanted[replicate == own], rtol=1e-9, atol=1e-9)
         of_own = (draws.target == 1) & (draws.replicate == own)

@@ -77,7 +77,7 @@ def test_a_token_never_masked_and_an_unscored_stretch_are_told_apart(table):
 
 
 def test_only_the_first_rows_are_shown_and_the_page_says_so(table):
-    read = Page(page := heatmap_html(TEXTS, table, most_rows=2))
+    read = Page(page := heatmap_html(TEXTS, table, max_rows=2))
     assert len(read.texts) == 2 and "The first 2 of 4 rows." in page
     assert "The first 4 of 900 rows." in heatmap_html(TEXTS, table, rows_in_all=900)
     assert "All 4 rows." in heatmap_html(TEXTS, table)

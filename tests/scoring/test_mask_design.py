@@ -7,7 +7,8 @@ import pytest
 
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.errors import InputError
-from diffscore_fast.scoring.draws import MaskDraws, draw_masks, mask_ratios, pick_draws
+from diffscore_fast.scoring.corrected import pick_draws
+from diffscore_fast.scoring.draws import MaskDraws, draw_masks, mask_ratios
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.sizes import size_table
 

@@ -14,8 +14,11 @@ from diffscore_fast.engine.plan import AttentionPattern, Observation, Sequences
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import InputError
+from diffscore_fast.scoring import reconstruction
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig, _level_means
+from diffscore_fast.scoring.profile import level_means
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 from tests.support.networks import BagOfTokens, RotaryDecoder
 
 LENGTH = 6  # 63 masks: more than the draws below, so that they are sampled
@@ -350,7 +353,7 @@ def test_a_balanced_profile_has_no_bias_at_any_level(monkeypatch, ratios, maskin
     error = profile.std(axis=0, ddof=1) / np.sqrt(trials)
     assert (np.abs(profile.mean(axis=0) - expected) < 4 * error).all()
     monkeypatch.setattr(
-        MaskedReconstruction, "_profile", lambda self, phase, means: _level_means(phase.draws, means, trials)
+        reconstruction, "draw_profile", lambda design, draws, means, *others: level_means(draws, means, trials)
     )
     realised = evaluate(config, trials)[0].profile
     assert np.isfinite(profile).all()

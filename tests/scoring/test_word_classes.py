@@ -8,8 +8,9 @@ import pytest
 from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Runner
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 from diffscore_fast.scoring.word_classes import WithinEligible
 from tests.support.networks import BagOfTokens
 
