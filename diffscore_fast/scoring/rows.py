@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffscore_fast.arguments import checked_column
 from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import InputError
 from diffscore_fast.status import (
@@ -146,6 +147,27 @@ class RowTokenizer:
             text: replace(item, eligible=tokens_within(item.spans, found))
             for (text, item), found in zip(targets.items(), ranges, strict=True)
         }
+
+
+def checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
+    """The sources or references, checked; one None per candidate if the direction reads none."""
+    candidates = checked_column("candidates", candidates)
+    if references is not None:
+        if sources is not None:
+            raise InputError("references take the place of sources; give only one of the two, and None for sources")
+        references = checked_column("references", references)
+        if len(references) != len(candidates):
+            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
+        return references
+    if sources is not None:
+        sources = checked_column("sources", sources)
+    if sources is None:
+        if config.needs_source:
+            raise InputError(f"direction {config.direction!r} reads sources; give one per candidate")
+        return [None] * len(candidates)
+    if len(sources) != len(candidates):
+        raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; give one source per candidate")
+    return sources
 
 
 def scored_texts(config: ScoreConfig, source: Any, candidate: Any) -> tuple[Any, ...]:

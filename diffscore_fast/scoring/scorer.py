@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, real_number
+from diffscore_fast.arguments import real_number
 from diffscore_fast.engine.plan import AttentionPattern, Estimator, Sequences
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import one_ahead, portions, token_estimate
-from diffscore_fast.errors import InputError
 from diffscore_fast.options import (
     DEFAULT_AGGREGATE,
     DEFAULT_ALPHA,
@@ -47,7 +46,7 @@ from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, def
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionResult
 from diffscore_fast.scoring.references import aggregate, expand
-from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, scored_texts
+from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, checked_columns, scored_texts
 from diffscore_fast.scoring.table import ScoreTable, TokenScores
 from diffscore_fast.scoring.word_classes import WithinEligible
 from diffscore_fast.signature import Signature
@@ -123,10 +122,16 @@ class DiffScorer(ScoringModel):
             reports. A text with at most K masks (2^L - 1 for L tokens) is scored exactly, by all of them.
         seed : int
             Masks follow from the seed and the tokens of the target alone.
-        estimator, level_weights, length_normalised
-            See `ReconstructionConfig`.
-        mask_ratios, masking, levels, replicates, coupling
-            See `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18 forward passes).
+        estimator : {"mean_logprob", "elbo", "weighted"}
+            Mean log-prob of the masked tokens; a lower bound on the log-likelihood; or the means of the levels,
+            weighted by `level_weights`. See `ReconstructionConfig`, also for `length_normalised`.
+        mask_ratios : {"grid", "stratified", "uniform"}
+        masking : {"bernoulli", "count"}
+        levels : int
+        replicates : int, optional
+        coupling : {"balanced", "independent"}, optional
+            The mask design: see `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18
+            forward passes).
         target_stderr, max_draws
             Standard error to aim at, and the largest number of draws of a row for it; see `ReconstructionConfig`.
         alpha : float
@@ -202,7 +207,7 @@ class DiffScorer(ScoringModel):
             tagger=tagger,
         )
         self.check_patterns(config)
-        sources = _checked_columns(config, sources, references, candidates)
+        sources = checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
         return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
@@ -358,27 +363,6 @@ class DiffScorer(ScoringModel):
                 eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
                 estimator = WithinEligible(eligible, sequences, build)
         return self._runner.evaluate(estimator, sequences, AttentionPattern(config.patterns[0]), progress)
-
-
-def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
-    """The sources or references, checked; one None per candidate if the direction reads none."""
-    candidates = checked_column("candidates", candidates)
-    if references is not None:
-        if sources is not None:
-            raise InputError("references take the place of sources; give only one of the two, and None for sources")
-        references = checked_column("references", references)
-        if len(references) != len(candidates):
-            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
-        return references
-    if sources is not None:
-        sources = checked_column("sources", sources)
-    if sources is None:
-        if config.needs_source:
-            raise InputError(f"direction {config.direction!r} reads sources; give one per candidate")
-        return [None] * len(candidates)
-    if len(sources) != len(candidates):
-        raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; give one source per candidate")
-    return sources
 
 
 def _token_scores(

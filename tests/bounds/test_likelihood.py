@@ -91,7 +91,7 @@ def test_every_surrogate_and_design_gives_a_bracket(bounds, exact, options):
 
 def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
     """A function that answers as the network at block size 1 does must give what surrogate="autoregressive" gives."""
-    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS).blocks.exact  # one block a token
+    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS).blocks.exact  # one block per token
     own = bounds.estimate(TEXTS, surrogate="autoregressive")
 
     def answers(texts: list[np.ndarray]) -> list[np.ndarray]:
@@ -197,7 +197,7 @@ def test_no_texts_is_an_empty_table(bounds):
 def test_wrong_use_is_refused(bounds):
     with pytest.raises(InputError, match="texts is one string"):
         bounds.exact("text")
-    with pytest.raises(InputError, match="65,535 states a block, 257 times the cost of block size 8"):
+    with pytest.raises(InputError, match="65,535 states per block, 257 times as many as at block size 8"):
         LikelihoodBounds("mini", block_size=16).exact(["text"])
     with pytest.raises(UnsupportedPatternError, match="block size 5"):
         LikelihoodBounds("mini", block_size=5)

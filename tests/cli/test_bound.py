@@ -71,7 +71,7 @@ def test_too_few_orders_are_a_status_and_no_failure(run):
     [
         (["--text-column", "body"], "no field 'body'; it has: id, text"),
         (["--orders", "0"], "must be at least 1"),
-        (["--method", "exact", "--orders", "4", "--seed", "1"], "--orders, --seed: for sampled orders"),
+        (["--method", "exact", "--orders", "4", "--seed", "1"], "--orders, --seed: only for sampled orders"),
         (["--seed", str(2**128)], "must fit in 128 bits"),
         (["--step-probabilities", "1.0"], "belong to parallel generation"),
         (["--steps", "2", "--step-probabilities", "a"], "comma-separated numbers"),
@@ -89,7 +89,7 @@ def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monke
     Path("in.jsonl").write_text('{"text": "a"}\n')
     command = ["bound", "in.jsonl", "-o", "out.jsonl", "--block-size", "16", "--method", "exact"]
     result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2 and "65,535 states a block" in result.output
+    assert result.exit_code == 2 and "65,535 states per block" in result.output
     assert not Path("out.jsonl").exists() and not Path("out.jsonl.partial").exists()
 
 

@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
 
 def test_empty_file_standard_streams_and_gzip(run):
     result, rows = run(content=b"\n \n")
-    assert result.exit_code == 0 and rows == [] and "blank lines passed over" in result.output
+    assert result.exit_code == 0 and rows == [] and "blank lines skipped" in result.output
     line = json.dumps(ROWS[0]).encode()
     result = CliRunner().invoke(main, ["score", "-", "-o", "-", "--draws", "1"], input=line)
     assert result.exit_code == 0
@@ -220,7 +220,7 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
     kept = [json.loads(line) for line in Path("out.jsonl.partial").read_text().splitlines()]
     assert [row["status"] for row in kept] == ["ok", "ok"]
     result, rows = run()
-    assert result.exit_code == 2 and "go on with --resume, or move it away" in result.output and rows is None
+    assert result.exit_code == 2 and "continue with --resume, or move it away" in result.output and rows is None
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
@@ -251,14 +251,14 @@ def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini
         assert refused.exit_code == 2 and "made by other options, or of other columns" in refused.output
     for option in (["--show", "1"], ["--heatmap", "page.html"]):
         refused = invoke(main, [*arguments, "--resume", *option])
-        assert refused.exit_code == 2 and "of the first rows, which an earlier run has done" in refused.output
+        assert refused.exit_code == 2 and "need the first rows, which an earlier run has finished" in refused.output
     changed = Path("in.jsonl").read_bytes()
     Path("in.jsonl").write_bytes(changed.replace(b"cat", b"cow"))
     refused = invoke(main, [*arguments, "--resume"])
     assert refused.exit_code == 2 and "the input is not the one" in refused.output
     Path("in.jsonl").write_bytes(changed)
     result = invoke(main, [*arguments, "--resume"])
-    assert "rows of the run before" in result.output, result.output
+    assert "rows of the stopped run" in result.output, result.output
     assert Path(name).read_bytes() == whole
     assert json.loads(Path(f"{name}.signature.json").read_text()) == signature
     assert not partial.exists() and not Path(f"{partial}.state").exists()

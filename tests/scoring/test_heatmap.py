@@ -73,7 +73,7 @@ def test_a_token_never_masked_and_an_unscored_stretch_are_told_apart(table):
     one = replace(table.take([3]), tokens=tokens)
     page = heatmap_html(["ab" + "c" * 5000], one)
     assert '<span class="s2" title="-3.000">a</span><span class="none" title="never masked: no score">b</span>c' in page
-    assert "(4000 characters more)" in page and len(page) < 5000
+    assert "(4000 more characters)" in page and len(page) < 5000
 
 
 def test_only_the_first_rows_are_shown_and_the_page_says_so(table):

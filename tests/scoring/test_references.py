@@ -177,7 +177,7 @@ def test_the_best_of_lower_bounds_is_no_lower_bound(mini):
 @pytest.mark.parametrize(
     ("sources", "references", "options", "message"),
     [
-        (["s"], [["r"]], {}, "references stand in the source's place"),
+        (["s"], [["r"]], {}, "references take the place of sources"),
         (None, [["r"], ["r"]], {}, "2 lists of references but 1 candidates"),
         (None, "r", {}, "references is one string"),
         (None, [["r"]], {"direction": "marginal"}, "marginal reads no references"),

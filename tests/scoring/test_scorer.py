@@ -352,7 +352,7 @@ def test_rows_are_taken_by_number_or_by_a_bool_each(mini):
     assert table.take(chosen).scores.tolist() == table.scores[chosen].tolist()
     assert len(table.take([])) == 0
     for wrong in ([True], [0.5], [[0], [1]]):
-        with pytest.raises(InputError, match="numbers of rows, or 3 bools"):
+        with pytest.raises(InputError, match="row numbers, or 3 bools"):
             table.take(wrong)
 
 
