@@ -51,8 +51,8 @@ class LikelihoodBounds(ScoringModel):
         "mini", or the folder of a model that has the attention pattern `block`.
     block_size : int
         L', tokens per block: one of the model's block sizes.
-    device, dtype, token_budget, cache_bytes, implementation
-        As for `ScoringModel`.
+    options
+        Further arguments of `ScoringModel`: device, dtype, memory and others.
 
     Raises
     ------
@@ -165,7 +165,7 @@ class LikelihoodBounds(ScoringModel):
         forced: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> BoundsTable:
-        """Exact log-likelihood by the lattice of visible subsets: 2^L' - 1 states a block.
+        """Exact log-likelihood by the lattice of visible subsets: 2^L' - 1 states per block.
 
         Parameters as for `estimate`.
 
@@ -209,8 +209,8 @@ class LikelihoodBounds(ScoringModel):
             self._portion_tokens(TOKENS_CHUNK),
             self._portion_seconds(by_time),
         )
-        for portion in cut:
-            yield self._bound_batch(portion, config, progress)
+        for chunk in cut:
+            yield self._bound_batch(chunk, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
         tables = list(self.bound_batches(checked_column("texts", texts), config, progress))

@@ -126,14 +126,20 @@ class DiffScorer(ScoringModel):
             Mean log-prob of the masked tokens; a lower bound on the log-likelihood; or the means of the levels,
             weighted by `level_weights`. See `ReconstructionConfig`, also for `length_normalised`.
         mask_ratios : {"grid", "stratified", "uniform"}
+            How the draws choose their mask ratios; see `MaskDesign`, also for the next four.
         masking : {"bernoulli", "count"}
+            Mask each token independently, or a fixed number of tokens.
         levels : int
+            Mask-ratio levels of the grid and of the profile.
         replicates : int, optional
+            Independent repetitions of the design among the draws, for the standard error.
         coupling : {"balanced", "independent"}, optional
-            The mask design: see `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18
-            forward passes).
-        target_stderr, max_draws
-            Standard error to aim at, and the largest number of draws of a row for it; see `ReconstructionConfig`.
+            How the draws of a replicate depend on each other. The published procedure is "independent" with draws=20
+            (18 forward passes).
+        target_stderr : float, optional
+            Standard error to aim at, in nats per token; see `ReconstructionConfig`.
+        max_draws : int
+            For `target_stderr`: the largest number of draws of a row.
         alpha : float
             Weight of `conditional` in `bidirectional`.
         attention : {"full", "prefix", "corrected"}, optional
@@ -241,12 +247,12 @@ class DiffScorer(ScoringModel):
             return both + draws * (both if config.attention == "full" else targets)
 
         cut = portions(rows, size_of, self._portion_tokens(TOKENS_CHUNK), self._portion_seconds(by_time))
-        # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
-        # fork would copy as they are.
+        # Not on a CPU: all its cores compute already, and a slow stream would wait for one more chunk. Not with spaCy:
+        # its locks must not be held by another thread when a process forks.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
 
-        def work(portion: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
-            return self._tokenised(portion, config)
+        def work(chunk: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
+            return self._tokenised(chunk, config)
 
         tokenised = one_ahead(cut, work) if ahead else map(work, cut)
         for batch in tokenised:

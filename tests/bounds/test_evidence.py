@@ -94,7 +94,7 @@ def test_pair_means_are_the_independent_draws_of_an_antithetic_design():
 
 
 def test_draws_that_agree_make_all_bounds_agree():
-    """NFE = 1: one trajectory, so that lower, upper and exact are one number."""
+    """With one trajectory (NFE = 1), lower bound, upper bound and exact value are equal."""
     log_p = np.full((3, 8), -7.0)
     for value in (
         evidence.log_mean_exp(log_p).value,
@@ -120,7 +120,7 @@ def test_impossible_texts_and_single_draws():
 
 
 def test_scale_does_not_matter():
-    """Probabilities far below the smallest float are as good as any."""
+    """Probabilities may be far below the smallest float."""
     log_p = np.random.default_rng(0).normal(0, 1, (4, 8))
     for estimator in (
         lambda item: evidence.log_mean_exp(item).value,
@@ -145,7 +145,7 @@ def test_one_heavy_draw_shows_in_the_effective_sample_size():
 
 
 def test_cubo_and_tvo_against_their_exact_expectations():
-    """With every outcome once the self-normalised estimates are exact, and then they do bound from above."""
+    """If every outcome is drawn once, the self-normalised estimates are exact, and are upper bounds."""
     values = family(0.8)[None]
     exact = logsumexp(values) - np.log(values.shape[1])
     assert comparators.cubo(values)[0] == pytest.approx(0.5 * np.log(np.mean(np.exp(2 * values))))

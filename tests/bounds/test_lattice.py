@@ -24,7 +24,7 @@ def table(length: int, blocks: int = 2) -> np.ndarray:
 
 
 def trajectory(values: np.ndarray, steps: list[int]) -> float:
-    """log p(x | z) of one block, straight from the definition."""
+    """log p(x | z) of one block, directly from the definition."""
     total = 0.0
     for j, step in enumerate(steps):
         visible = sum(1 << i for i, other in enumerate(steps) if other < step)

@@ -59,7 +59,7 @@ def test_estimates_carry_intervals_errors_and_comparators(run):
     assert "perplexity interval (z = 2)" in result.output and "surrogate:self" in result.output
 
 
-def test_too_few_orders_are_a_status_and_no_failure(run):
+def test_too_few_orders_give_a_status_and_no_failed_row(run):
     result, rows = run("--orders", "2", "--surrogate-orders", "2")
     assert [row["status"] for row in rows] == ["unreliable", "unreliable", "empty_text"]
     assert "too few independent draws" in rows[0]["message"] and rows[0]["interval"][0] < rows[0]["lower"]
@@ -102,7 +102,7 @@ def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monke
         (["--method", "estimate", "--force"], "--force needs an exact likelihood"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, arguments, message):
+def test_invalid_options_are_refused(tmp_path, arguments, message):
     (tmp_path / "in.jsonl").write_text('{"text": "It rained."}\n')
     command = ["bound", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), *arguments]
     result = CliRunner().invoke(main, command)

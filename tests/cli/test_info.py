@@ -33,7 +33,7 @@ def test_info_about_no_model_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("units", "says"), [(True, "about 1.9 times as fast on this processor"), (False, "no units for it")]
 )
-def test_info_names_the_default_type_and_what_bfloat16_would_be(monkeypatch, units, says):
+def test_info_names_the_default_dtype_and_the_speed_of_bfloat16(monkeypatch, units, says):
     monkeypatch.setattr("diffscore_fast.cli.info.multiplies_bfloat16", lambda: units)
     done = CliRunner(env={"COLUMNS": "400"}).invoke(main, ["info"])
     lines = [" ".join(line.strip("\u2502 ").split()) for line in done.output.splitlines()]
