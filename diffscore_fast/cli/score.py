@@ -30,6 +30,7 @@ from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
 
 TO_TERMINAL = "-"
+MAX_TEXT = 400  # characters of a candidate that --show prints
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -67,30 +68,16 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     if run.rows_before and (options["heatmap"] or options["show"]):
         run.abandon()
         raise InputError("--heatmap and --show need the first rows, which an earlier run has finished; leave them out")
-    scores, shown = array("d"), Table(title="first rows")
-    shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
-    shown.add_column("score", justify="right")
-    shown.add_column("± s.e.", justify="right")
-    tokens = 0
+    summary = _Summary(options["show"], options["candidate_column"])
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
         return scorer.score_batches(pairs, config, progress, by_time=True)
 
     def fields(record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
-        nonlocal tokens
         scored = table.status[row] in SCORED
-        if scored:
-            scores.append(table.scores[row])
-            tokens += int(table.num_tokens[row])
+        summary.add(record, table, row)
         heatmap.add(record, table, row)
-        if shown.row_count < options["show"]:
-            text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))[:400]
-            score, stderr = table.scores[row], table.stderr[row]
-            shown.add_row(
-                Text(printable(" ".join(text.split()))),
-                *("" if math.isnan(item) else f"{item:.3f}" for item in (score, stderr)),
-            )
         return {
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
@@ -113,25 +100,51 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     except BaseException:
         run.abandon()
         raise
-    lines = []
-    if scores:
-        values = np.frombuffer(scores)  # 8 bytes per row; a list of floats would take 40
-        lines = [
-            ("mean score", f"{values.mean():.4f} nats per token ({config.kind})"),
-            ("median score", f"{np.median(values):.4f}"),
-            ("tokens scored", f"{tokens:,}"),
-        ]
     signature = scorer.signature(config)
-    lines += faster_type(options, signature.dtype)
+    lines = summary.lines(config.kind) + faster_type(options, signature.dtype)
     # Files first: printing the summary may fail on a closed pipe.
     heatmap.write(run.statuses.total())
     if profile is not None:
         profile.write_trace(options["profile_run"])
-    run.finish(lines, signature, config.kind, shown if shown.row_count else None)
+    run.finish(lines, signature, config.kind, summary.first_rows if summary.first_rows.row_count else None)
     heatmap.show(run.statuses.total(), to_stderr=output_path == "-")
     if profile is not None:
         run.report(profile)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
+
+
+class _Summary:
+    """The first rows of a run for --show, and a few numbers of all rows."""
+
+    def __init__(self, show: int, column: str) -> None:
+        self._show, self._column = show, column
+        self._scores = array("d")  # 8 bytes per row; a list of floats would take 40
+        self._tokens = 0
+        self.first_rows = Table(title="first rows")
+        self.first_rows.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
+        self.first_rows.add_column("score", justify="right")
+        self.first_rows.add_column("± s.e.", justify="right")
+
+    def add(self, record: Record, table: ScoreTable, row: int) -> None:
+        """Add a row, scored or not."""
+        if table.status[row] in SCORED:
+            self._scores.append(table.scores[row])
+            self._tokens += int(table.num_tokens[row])
+        if self.first_rows.row_count < self._show:
+            text = "" if record.fields is None else str(record.fields.get(self._column))[:MAX_TEXT]
+            numbers = ("" if math.isnan(item) else f"{item:.3f}" for item in (table.scores[row], table.stderr[row]))
+            self.first_rows.add_row(Text(printable(" ".join(text.split()))), *numbers)
+
+    def lines(self, kind: str) -> list[tuple[str, str]]:
+        """Lines of the summary."""
+        if not self._scores:
+            return []
+        values = np.frombuffer(self._scores)
+        return [
+            ("mean score", f"{values.mean():.4f} nats per token ({kind})"),
+            ("median score", f"{np.median(values):.4f}"),
+            ("tokens scored", f"{self._tokens:,}"),
+        ]
 
 
 class _HeatMap:

@@ -25,7 +25,6 @@ from diffscore_fast.options import (
     MAX_DRAWS,
     OVERLENGTH_POLICIES,
     Aggregate,
-    AttentionOption,
     Direction,
     EstimatorName,
     FullDraws,
@@ -37,7 +36,7 @@ from diffscore_fast.text.templates import PLAIN, Template
 
 # The patterns that each value of `attention` reads. The corrected estimator reads all draws under the first of its
 # patterns, and some of them under the second.
-PATTERNS_READ: dict[AttentionOption, tuple[str, ...]] = {
+PATTERNS_READ: dict[str, tuple[str, ...]] = {
     "full": ("full",),
     "prefix": ("prefix",),
     "corrected": ("prefix", "full"),
@@ -162,7 +161,7 @@ class ScoreConfig:
     reconstruction: ReconstructionConfig = ReconstructionConfig()
     alpha: float = DEFAULT_ALPHA
     seed: int = DEFAULT_SEED
-    attention: AttentionOption = "prefix"
+    attention: str = "prefix"  # one of ATTENTION_OPTIONS
     overlength: Overlength = DEFAULT_OVERLENGTH
     token_scores: bool = False
     template: Template = PLAIN
