@@ -59,6 +59,7 @@ from diffscore_fast.options import (
     OVERLENGTH_POLICIES,
     SURROGATES,
 )
+from diffscore_fast.text.templates import TEMPLATES
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 Decorator = Callable[[CommandFunction], CommandFunction]
@@ -241,8 +242,8 @@ score_options = group(
     ),
     _option(
         "--template",
-        "Words around the two texts: plain, summarisation, translation, data-to-text, dialogue, simplification, or a "
-        "TOML or JSON file with the texts forward and reverse.",
+        f"Words around the two texts: {', '.join(TEMPLATES)}, or a TOML or JSON file with the texts forward "
+        "and reverse.",
         default=DEFAULT_TEMPLATE,
         metavar="NAME|FILE",
     ),
