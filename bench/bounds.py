@@ -22,7 +22,7 @@ import torch
 from bench.mini_quality import as_corpus, held_out_articles
 from bench.records import RESULTS, append_record
 from diffscore_fast.backbones.loader import LoadedModel, load_model
-from diffscore_fast.bounds import evidence
+from diffscore_fast.bounds import comparators, evidence
 from diffscore_fast.bounds.lattice import exact_log_likelihood
 from diffscore_fast.bounds.likelihood import TVO_PARTITION
 from diffscore_fast.bounds.orders import Generation, draw_steps, visible_before
@@ -220,9 +220,9 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
     first = samples[0]
     psi = evidence.log_mean_exp(first[:, :draws]).value
     named = {
-        "CUBO_2 (biased)": evidence.cubo(first, 2.0),
-        "TVO upper (biased)": evidence.tvo_upper(first, np.array(TVO_PARTITION)),
-        "IS-VG-B (biased)": evidence.is_vg_b(first),
+        "CUBO_2 (biased)": comparators.cubo(first, 2.0),
+        "TVO upper (biased)": comparators.tvo_upper(first, np.array(TVO_PARTITION)),
+        "IS-VG-B (biased)": comparators.is_vg_b(first),
         "TUBE": evidence.tangent_upper(first[:, draws:], psi).value,
         "TUBE, cross-fitted": evidence.cross_fitted_upper(first, 2 * draws).value,
         "exact": exact,
@@ -303,9 +303,9 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
         log_p = bench.runner.evaluate(estimator, sequences, AttentionPattern("block", 16)).log_p
         psi = evidence.log_mean_exp(log_p[:, :draws]).value
         for name, values in {
-            "CUBO_2 (biased)": evidence.cubo(log_p, 2.0),
-            "TVO upper (biased)": evidence.tvo_upper(log_p, np.array(TVO_PARTITION)),
-            "IS-VG-B (biased)": evidence.is_vg_b(log_p),
+            "CUBO_2 (biased)": comparators.cubo(log_p, 2.0),
+            "TVO upper (biased)": comparators.tvo_upper(log_p, np.array(TVO_PARTITION)),
+            "IS-VG-B (biased)": comparators.is_vg_b(log_p),
             "TUBE": evidence.tangent_upper(log_p[:, draws:], psi).value,
             "TUBE, cross-fitted": evidence.cross_fitted_upper(log_p, 2 * draws).value,
             "ELBO_K": evidence.log_mean_exp(log_p[:, draws:]).value,

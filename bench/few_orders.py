@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from diffscore_fast.bounds.config import BoundsConfig
-from diffscore_fast.bounds.estimate import sampled_bounds
+from diffscore_fast.bounds.evidence import sampled_bounds
 from diffscore_fast.bounds.intervals import student_widths
 from diffscore_fast.bounds.lattice import exact_log_likelihood
 from diffscore_fast.bounds.orders import Generation, OrderDesign, draw_steps, visible_before

@@ -32,7 +32,7 @@ from bench.records import RESULTS, append_record, embedded_weights
 from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
 from diffscore_fast.cli.score import run_score
-from diffscore_fast.scoring.config import ATTENTIONS
+from diffscore_fast.options import ATTENTION_OPTIONS as ATTENTIONS
 
 # Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
 SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}

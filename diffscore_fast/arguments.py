@@ -1,4 +1,4 @@
-"""Checks of arguments at the border."""
+"""Checks of arguments where they enter the package."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from diffscore_fast.errors import InputError
 
 
 def whole_number(name: str, value: Any) -> int:
-    """An int, or anything that counts as one (numpy's); raises `InputError` for others."""
+    """The value as an int; numpy's integers are taken too. Raises `InputError` for anything else."""
     try:
         return index(value)
     except TypeError:
         raise InputError(f"{name} must be a whole number, not {value!r}") from None
 
 
-def check_at_most(name: str, value: int, most: int) -> None:
-    """Raise `InputError` for a count that no run could mean."""
-    if value > most:
-        raise InputError(f"{name} must be at most {most:,}, not {value:,}")
+def check_at_most(name: str, value: int, maximum: int) -> None:
+    """Raise `InputError` for a count above its limit."""
+    if value > maximum:
+        raise InputError(f"{name} must be at most {maximum:,}, not {value:,}")
 
 
 def checked_seed(value: Any) -> int:
-    """A seed that the generator's key can hold."""
+    """The seed as an int of at most 128 bits, which the key of the random numbers can hold."""
     seed = whole_number("seed", value)
     if not -(2**127) <= seed < 2**127:
         raise InputError("the seed must fit in 128 bits")
@@ -34,7 +34,7 @@ def checked_seed(value: Any) -> int:
 
 
 def real_number(name: str, value: Any) -> float:
-    """A float, or anything that counts as one (numpy's, an int); raises `InputError` for others."""
+    """The value as a float; ints and numpy's numbers are taken too. Raises `InputError` for anything else."""
     try:
         if isinstance(value, Real | Decimal) or getattr(value, "shape", None) == () and value.dtype.kind in "iuf":
             return float(value)
@@ -44,7 +44,7 @@ def real_number(name: str, value: Any) -> float:
 
 
 def checked_column(name: str, column: Any) -> list[Any]:
-    """The texts of an ordered collection, by position; refuses anything else."""
+    """The texts of a list, tuple, array or pandas Series, by position. Raises `InputError` for anything else."""
     if isinstance(column, str | bytes):
         raise InputError(f"{name} is one string; give a list of texts, [text] for a single one")
     sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__") and getattr(column, "ndim", 1) == 1

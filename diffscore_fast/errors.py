@@ -1,4 +1,4 @@
-"""Typed errors. Each says what was wrong, where, and what to do."""
+"""The errors of this package. Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# How libraries say in an error of no type of its own that memory ran out: torch's allocators on the CPU and on GPUs,
-# C++ (`std::bad_alloc`), and the system, when a file is mapped.
+# Words by which a general error says that memory ran out: of torch's allocators on the CPU and on GPUs, of C++
+# (`std::bad_alloc`), and of the system when a file is mapped.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "annot allocate memory")
 
 
 class DiffScoreError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class UnsupportedPatternError(DiffScoreError, ValueError):
@@ -24,24 +24,24 @@ class CheckpointError(DiffScoreError, ValueError):
 
 
 class InputError(DiffScoreError, ValueError):
-    """Arguments or an input file that cannot be used at all; nothing has been scored."""
+    """Arguments or an input file that cannot be used; nothing has been scored."""
 
 
 class ImplementationError(DiffScoreError, RuntimeError):
-    """An implementation of an operation that was asked for by name and cannot run."""
+    """An implementation of an operation was asked for by name and cannot run."""
 
 
 class DeviceMemoryError(DiffScoreError, MemoryError):
-    """A device without room for what one evaluation needs at least."""
+    """A device does not have the memory that one evaluation needs at least."""
 
 
 class DependencyError(DiffScoreError, ImportError):
-    """An optional package or model that a feature needs and that is not installed."""
+    """A feature needs an optional package or model that is not installed."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: on a GPU, in torch's CPU allocator, in C++, numpy or Python."""
-    import torch  # late: `diffscore --help` needs none
+    import torch  # here, not above: `diffscore --help` does not need it
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -54,7 +54,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_named(message: str) -> Iterator[None]:
-    """Raise `DeviceMemoryError` with this message where memory runs out inside; one that has a name already passes."""
+    """Raise `DeviceMemoryError` with this message if memory runs out inside; one raised inside passes unchanged."""
     try:
         yield
     except DeviceMemoryError:

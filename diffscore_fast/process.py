@@ -1,4 +1,4 @@
-"""Which process this is: threads do not survive a fork, and those who count on them must know."""
+"""Whether this process is a fork: threads do not survive one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _IMPORTED_IN = os.getpid()
 def is_forked() -> bool:
     """Whether this process was forked after the package was imported.
 
-    OpenMP's and the tokenizer's threads stayed with the parent, and whoever waits for them waits for ever: such a
-    process computes in one thread.
+    The threads of OpenMP and of the tokenizer stay with the parent. Code that waits for them would wait for ever, so
+    a forked process computes in one thread.
     """
     return os.getpid() != _IMPORTED_IN

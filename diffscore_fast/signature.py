@@ -1,22 +1,20 @@
-"""What a number depends on beside the row; equal signatures make numbers comparable."""
+"""Signatures: everything that a number depends on besides its row. Numbers with equal signatures are comparable."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 
-class _Signature:
-    """Everything a number depends on beside the row. Numbers are comparable when their signatures are equal."""
+class BaseSignature:
+    """How a signature is stored and printed."""
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
         return asdict(self)  # type: ignore[call-overload]
 
     def __str__(self) -> str:
-        """One line, in the manner of sacrebleu: `name:value|name:value`; unset fields are left out."""
+        """One line, as sacrebleu prints it: `name:value|name:value`. Fields without a value are left out."""
         parts = []
         for name, value in self.to_dict().items():
             if value is None or value is False:
@@ -27,7 +25,7 @@ class _Signature:
 
 
 @dataclass(frozen=True)
-class Signature(_Signature):
+class Signature(BaseSignature):
     """What a score depends on."""
 
     version: str
@@ -60,7 +58,7 @@ class Signature(_Signature):
 
 
 @dataclass(frozen=True)
-class BoundsSignature(_Signature):
+class BoundsSignature(BaseSignature):
     """What bounds depend on."""
 
     version: str

@@ -1,4 +1,4 @@
-"""Counts far beyond any use are refused by name, in Python and before the command loads a model."""
+"""Counts above their limits are refused by name, in Python, and on the command line before a model is loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from diffscore_fast.cli import score as score_module
 from diffscore_fast.cli.main import main
 from diffscore_fast.errors import InputError
 from diffscore_fast.scoring.compare import check_resampling
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import ReconstructionConfig
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ from diffscore_fast.scoring.reconstruction import ReconstructionConfig
         (lambda: check_resampling(10**9, 0.95), "resamples must be at most 1,000,000"),
     ],
 )
-def test_in_python(make, message):
+def test_python_refuses_counts_above_their_limits(make, message):
     with pytest.raises(InputError, match=message):
         make()
 
 
-def test_the_largest_counts_are_taken():
+def test_counts_at_their_limits_are_taken():
     assert MaskDesign(10_000, levels=1_000).num_draws == 10_000
     assert BoundsConfig(orders=100_000, surrogate_orders=100_000).draws == 200_000
 
@@ -65,7 +65,7 @@ def test_the_largest_counts_are_taken():
         ("calibrate", "--rows", "1000000000"),
     ],
 )
-def test_on_the_command_line_before_a_model_is_loaded(monkeypatch, tmp_path, command, option, value):
+def test_the_command_line_refuses_them_before_a_model_is_loaded(monkeypatch, tmp_path, command, option, value):
     def loads(*arguments, **options):
         raise AssertionError("a model was loaded")
 

@@ -37,8 +37,8 @@ def prefix_folder(tmp_path_factory):
     return save_prefix_model(tmp_path_factory.mktemp("manners") / "prefix")
 
 
-def test_thirty_two_threads_get_what_one_gets(scorer):
-    """Rows of 1 to 16 words, four rows a call, under changing cache contents."""
+def test_thirty_two_threads_get_the_scores_of_one(scorer):
+    """Rows of 1 to 16 words, four rows per call, while the contents of the cache change."""
     rows = [(" ".join(WORDS[: 1 + i % 11]), " ".join(WORDS[i % 7 : i % 7 + 1 + i % 16])) for i in range(64)]
     calls = [rows[i : i + 4] for i in range(0, 64, 4)] * 4
 
@@ -52,7 +52,7 @@ def test_thirty_two_threads_get_what_one_gets(scorer):
 
 
 def test_threads_share_the_prefix_cache(prefix_folder):
-    scorer = DiffScorer(prefix_folder, cache_bytes=1)  # every sequence starts the cache over
+    scorer = DiffScorer(prefix_folder, cache_bytes=1)  # every sequence empties the cache
     sources = [" ".join(WORDS[i : i + 6]) for i in range(8)]
     expected = [scorer.score([source], ["a cat"], draws=1).scores[0] for source in sources]
     with ThreadPoolExecutor(8) as pool:
@@ -108,7 +108,7 @@ def test_a_forked_child_scores_though_the_parent_has_used_openmp_and_holds_the_l
     assert done.stdout == "" and done.stderr == ""
 
 
-def test_a_scorer_is_pickled_by_what_made_it(scorer, folder, prefix_folder, tmp_path, monkeypatch):
+def test_a_scorer_is_pickled_as_its_arguments(scorer, folder, prefix_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
     relative = DiffScorer("bert", token_budget=77)
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_an_interrupted_call_leaves_the_scorer_as_it_was(prefix_folder, error):
 
 
 def test_the_progress_callback_may_score(prefix_folder):
-    """The inner call starts the prefix cache over; the outer one must notice."""
+    """The inner call empties the prefix cache; the outer call must notice."""
     scorer = DiffScorer(prefix_folder, token_budget=12, cache_bytes=1)
     texts = ["The cat sat on the mat."] * 2, ["A cat sat.", "It rained on the mat."]
     expected = scorer.score(*texts, draws=3).scores

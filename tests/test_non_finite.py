@@ -1,4 +1,4 @@
-"""A token of probability 0: a status of its own, no score, no part in any mean, no warning (which is an error here)."""
+"""A token of probability 0: its own status, no score, no part in any mean, and no warning (an error here)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scorer(request):
 
 
 def forbid(loaded, value: float) -> None:
-    """The model gives one word this log-prob (NaN spoils every word where the model is asked at all)."""
+    """The model gives one word this log-prob; with NaN, all words of a row become NaN."""
     token = int(loaded._tokenizer.encode([WORD])[0].ids[0])
     runner = loaded._runner
     plain = runner.evaluate
@@ -86,7 +86,7 @@ class Spoiled:
         dict(draws=5, replicates=1),
     ],
 )
-def test_the_row_has_a_status_and_no_number_and_its_neighbours_are_as_alone(scorer, options):
+def test_the_row_has_a_status_and_its_neighbours_the_scores_they_have_alone(scorer, options):
     options = {"draws": 8, **options}
     table = scorer.score(SOURCES, CANDIDATES, seed=3, **options)
     assert table.status[:BAD] == ["ok", "ok"] and table.status[BAD] == "non_finite_score"
@@ -110,7 +110,7 @@ def test_a_reference_without_a_number_is_left_out(scorer, aggregate):
     assert table.scores[0] == pytest.approx(single.scores[0], abs=1e-5) and np.isnan(table.scores[1])
 
 
-def test_it_is_out_of_comparisons_and_calibration(scorer):
+def test_the_row_is_left_out_of_comparisons_and_calibration(scorer):
     a, b = scorer.score(SOURCES, CANDIDATES), scorer.score(SOURCES, CANDIDATES[:2] + ["It rained."])
     result = compare(a, b)
     assert result.rows.tolist() == [0, 1] and result.excluded == {"A: non_finite_score": 1}
@@ -118,7 +118,7 @@ def test_it_is_out_of_comparisons_and_calibration(scorer):
     assert calibrate(scorer, SOURCES, CANDIDATES)[0].rows == 2
 
 
-def test_the_command_counts_it_as_failed(scorer, monkeypatch, tmp_path):
+def test_the_command_counts_the_row_as_failed(scorer, monkeypatch, tmp_path):
     monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: scorer)
     monkeypatch.chdir(tmp_path)
     rows = [{"source": source, "candidate": text} for source, text in zip(SOURCES, CANDIDATES, strict=True)]

@@ -1,4 +1,4 @@
-"""The autoregressive likelihood of a block model: itself at block size 1."""
+"""The autoregressive likelihood of a block model: the same network at block size 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffscore_fast.engine.runner import Runner
 def autoregressive_log_probs(
     runner: Runner, sequences: Sequences, progress: Callable[[int], None] | None = None
 ) -> np.ndarray:
-    """Log-probability of every target given those before it: the network at block size 1. float64 [targets].
+    """Log-probability of every target given the tokens before it, by the network at block size 1. float64 [targets].
 
     Raises
     ------

@@ -1,6 +1,7 @@
-"""Bounds on a log-likelihood from draws of log p(x | z): lower, upper, and the comparators of the TUBE paper.
+"""Lower and upper bound of blocks from sampled orders, and their standard errors.
 
-All from log p(x | z_k), [blocks, draws], in the log domain; log psi is the surrogate's log-probability.
+Everything is computed from log p(x | z_k), [blocks, draws], in the log domain. log psi is the log-probability that the
+surrogate gives a block. `sampled_bounds` chooses the estimators that a configuration asks for; the estimators follow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import torch
 from scipy.special import logsumexp
 
 from diffscore_fast import ops
+from diffscore_fast.bounds.config import BoundsConfig
+
+# With fewer independent draws (pairs, where orders are antithetic) the standard error is too uncertain to be trusted.
+# Measured by bench.few_orders.
+MIN_INDEPENDENT_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -22,37 +28,86 @@ class Estimate:
     stderr: np.ndarray
 
 
+@dataclass(frozen=True)
+class SampledBounds:
+    """Both bounds of B blocks, and how far their draws can be trusted. The arrays are described at `BlockBounds`."""
+
+    lower: Estimate
+    upper: Estimate
+    effective_draws: np.ndarray
+    degrees_of_freedom: np.ndarray
+    few_draws: np.ndarray
+
+
+def sampled_bounds(config: BoundsConfig, log_p: np.ndarray, lengths: np.ndarray, log_psi: np.ndarray) -> SampledBounds:
+    """Both bounds of B blocks, by the estimators of the configuration.
+
+    Parameters
+    ----------
+    config : BoundsConfig
+    log_p : float64 [B, K + M]
+        log p(x | z) of all draws; the first M make the surrogate, where it is made of draws.
+    lengths : int64 [B]
+        Tokens of each block.
+    log_psi : float64 [B]
+        Read only if the surrogate is another model.
+    """
+    paired = config.design == "antithetic"
+    log_p = pair_means(log_p) if paired else log_p
+    split = config.num_surrogate // 2 if paired else config.num_surrogate
+    independent = log_p.shape[1]  # draws (or pairs) behind each standard error; of two parts, the smaller number
+    if config.uses_folds:
+        lower, upper = log_mean_exp(log_p), cross_fitted_upper(log_p, config.num_folds)
+    elif split:
+        lower = log_mean_exp(log_p[:, split:])
+        psi = log_mean_exp(log_p[:, :split]).value
+        upper = tangent_upper(log_p[:, split:], psi, log_p[:, :split])
+        independent = min(independent - split, split if split > 1 else independent)
+    else:
+        lower, upper = log_mean_exp(log_p), tangent_upper(log_p, log_psi)
+    # Draws that cannot differ have no error: of one token, of one step, or pairs that hold both orders of two tokens.
+    varied = lengths > (2 if paired and config.generation.steps is None else 1)
+    if config.generation.num_possible_steps == 1:
+        varied = np.zeros_like(varied)
+    alike = (log_p == log_p[:, :1]).all(axis=1) & (independent < 2 * MIN_INDEPENDENT_DRAWS)
+    few = varied & ((independent < MIN_INDEPENDENT_DRAWS) | alike)
+    # Few draws that happen to be equal do not show that the error is 0: it is unknown.
+    lower, upper = (Estimate(item.value, np.where(varied & alike, np.nan, item.stderr)) for item in (lower, upper))
+    degrees = np.where(varied, independent - 1.0, np.inf)
+    return SampledBounds(lower, upper, effective_sample_size(log_p), degrees, few)
+
+
 def log_mean_exp(log_p: np.ndarray) -> Estimate:
     """ELBO_K = log (1/K sum_k p(x | z_k)), a lower bound in expectation; standard error by the delta method.
 
-    se = sd(p) / (mean(p) sqrt(K)). Without a standard error, NaN: one draw, or all -inf.
+    se = sd(p) / (mean(p) sqrt(K)); NaN for a single draw, and if all draws are -inf.
     """
     found = ops.log_mean_exp(*_segments(log_p))
     return Estimate(found.log_mean.numpy(), found.standard_error.numpy())
 
 
 def pair_means(log_p: np.ndarray) -> np.ndarray:
-    """log of the mean of draws 2i and 2i + 1, [B, N / 2]: what is independent where orders come in antithetic pairs."""
+    """log of the mean of draws 2i and 2i + 1, [B, N / 2]: the independent units of antithetic orders."""
     return np.logaddexp(log_p[:, ::2], log_p[:, 1::2]) - np.log(2.0)
 
 
 def tangent_upper(log_p: np.ndarray, log_psi: np.ndarray, psi_draws: np.ndarray | None = None) -> Estimate:
-    """TUBE = log psi + p_hat / psi - 1 with psi independent of p_hat: above log p(x) in expectation, for any K >= 1.
+    """TUBE = log psi + p_hat / psi - 1, with psi independent of p_hat. Above log p(x) in expectation for any K >= 1.
 
     Parameters
     ----------
     log_p : float64 [B, K]
-        The draws of p_hat.
+        The draws whose mean is p_hat.
     log_psi : float64 [B]
-        Surrogate.
+        The surrogate's log-probability of each block.
     psi_draws : float64 [B, M], optional
-        The draws that psi is the mean of; their part of the standard error is added. A single one shows no spread:
-        the error is then that given psi, and so is the bound, which holds for every psi.
+        The draws whose mean is psi; their part of the standard error is added. A single draw shows no spread: the
+        standard error is then that of the bound given psi, which is a bound for every psi.
 
     Returns
     -------
     Estimate
-        +inf where psi is 0, since no tangent exists there.
+        +inf where psi is 0: there is no tangent there.
     """
     draws = log_p.shape[1]
     log_ratio = logsumexp(log_p, axis=1) - np.log(draws) - log_psi
@@ -68,7 +123,9 @@ def tangent_upper(log_p: np.ndarray, log_psi: np.ndarray, psi_draws: np.ndarray 
 
 
 def cross_fitted_upper(log_p: np.ndarray, folds: int) -> Estimate:
-    """Every fold's mean against the mean of the others, averaged: unbiased above as well, with less gap and variance.
+    """The mean over folds of TUBE, each fold with the mean of all other folds as its surrogate.
+
+    Like `tangent_upper` it lies above log p(x) in expectation, with a smaller gap and a smaller variance.
 
     U = 1/F sum_f [log psi_f + p_f / psi_f - 1],  p_f the mean of fold f, psi_f the mean of the draws outside it.
     Standard error by linearisation: with g_k = dU / dp_k, se^2 = N / (N - 1) sum_k g_k^2 (p_k - mean p)^2.
@@ -76,14 +133,14 @@ def cross_fitted_upper(log_p: np.ndarray, folds: int) -> Estimate:
     Parameters
     ----------
     log_p : float64 [B, N]
-        Draws, fold by fold; folds are independent.
+        Draws, fold by fold. Folds are independent of each other.
     folds : int
         F >= 2, a divisor of N.
 
     Returns
     -------
     Estimate
-        +inf where some psi_f is 0, since no tangent exists there.
+        +inf where some psi_f is 0: there is no tangent there.
     """
     blocks, draws = log_p.shape
     size = draws // folds
@@ -103,48 +160,13 @@ def cross_fitted_upper(log_p: np.ndarray, folds: int) -> Estimate:
     return Estimate(value, stderr)
 
 
-def cubo(log_p: np.ndarray, beta: float = 2.0) -> np.ndarray:
-    """CUBO_beta = (1/beta) log mean_k p_k^beta (Dieng et al., 2017). Biased: the log stands outside the sample mean,
-    so that a finite sample can fall below log p(x)."""
-    return (logsumexp(beta * log_p, axis=1) - np.log(log_p.shape[1])) / beta
-
-
-def tvo_upper(log_p: np.ndarray, partition: np.ndarray) -> np.ndarray:
-    """Right Riemann sum of the thermodynamic integral (Masrani et al., 2019); biased in finite samples.
-
-    log p(x) = int_0^1 E_{pi_beta}[log p(x | z)] dbeta, the integrand increasing in beta; E_{pi_beta} is
-    self-normalised, with the weights p_k^beta / sum p^beta. `partition`: increasing points in (0, 1], the last one 1.
-    """
-    edges = np.concatenate([[0.0], partition])
-    total = np.zeros(len(log_p))
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        weights = np.exp(high * log_p - logsumexp(high * log_p, axis=1, keepdims=True))
-        total += (high - low) * (weights * np.where(weights > 0, log_p, 0.0)).sum(axis=1)
-    return total
-
-
-def is_vg_b(log_p: np.ndarray) -> np.ndarray:
-    """IS-VG-B: mean log p_k + log mean_{j != k} (p_j / p_k) (after Struski et al., arXiv 2206.09453). Biased.
-
-    Their bound on the variational gap is log E X - E log X <= log E[Y / X] for independent copies X, Y; the estimator
-    takes all ordered pairs of draws, and the log stands outside their mean. The TUBE paper prints no formula for its
-    IS-VG-B column: this is a reading of the source. With one draw there is no pair: NaN.
-    """
-    draws = log_p.shape[1]
-    if draws < 2:
-        return np.full(len(log_p), np.nan)
-    # Sum over all pairs of p_j / p_k less the K pairs of a draw with itself, each 1.
-    every = logsumexp(log_p, axis=1) + logsumexp(-log_p, axis=1)
-    return log_p.mean(axis=1) + every + np.log1p(-draws * np.exp(-every)) - np.log(draws * (draws - 1))
-
-
 def effective_sample_size(log_p: np.ndarray) -> np.ndarray:
-    """(sum p)^2 / sum p^2, float64 [B]: how many draws carry the mean; 1 means that one holds all the weight."""
+    """(sum p)^2 / sum p^2, float64 [B]: how many draws carry the mean. 1: a single draw has all the weight."""
     return np.exp(2 * logsumexp(log_p, axis=1) - logsumexp(2 * log_p, axis=1))
 
 
 def _segments(log_p: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws [B, K] as flat values and segment offsets."""
+    """Draws [B, K] as flat values [B K] and segment offsets [B + 1]."""
     blocks, draws = log_p.shape
     return torch.from_numpy(np.ascontiguousarray(log_p).ravel()), torch.arange(blocks + 1, device="cpu") * draws
 
@@ -161,9 +183,9 @@ def _exp(values: np.ndarray) -> np.ndarray:
 
 
 def _linear_error(values: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """Standard error of sum_k slopes_k values_k for independent values of one distribution.
+    """Standard error [B] of sum_k slopes_k values_k, for independent values [B, K] of one distribution.
 
-    NaN for a single one, and where one is infinite.
+    NaN for K = 1, and if a value is infinite.
     """
     draws = values.shape[1]
     if draws < 2:

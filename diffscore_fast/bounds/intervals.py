@@ -1,8 +1,8 @@
-"""Intervals around estimates whose errors rest on many draws, or on few."""
+"""Intervals around estimates: how far to widen them when their standard errors rest on many draws, or on few."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm as normal
@@ -10,16 +10,11 @@ from scipy.stats import t as student_t
 
 from diffscore_fast.arguments import real_number
 from diffscore_fast.errors import InputError
-
-if TYPE_CHECKING:
-    pass
-
-
-MAX_Z = 30.0  # beyond, a tail of the normal distribution is hardly a number
+from diffscore_fast.options import MAX_Z
 
 
 def checked_z(z: Any) -> float:
-    """The number of standard errors by which an interval is widened."""
+    """z as a float: the number of standard errors by which an interval is widened. Raises `InputError`."""
     value = real_number("z", z)
     if not 0 <= value < np.inf:
         raise InputError(f"z must be a finite number of at least 0, not {z}")
@@ -29,18 +24,18 @@ def checked_z(z: Any) -> float:
 
 
 def student_widths(z: float, degrees: np.ndarray) -> np.ndarray:
-    """Standard errors to widen by: the quantile of Student's t that is exceeded as rarely as z by a normal number.
+    """The quantile of Student's t with the tail probability that z has under the normal distribution.
 
-    z itself at infinitely many degrees of freedom. 4.5 for z = 3 and 7 degrees, 9.2 for 3, 235 for 1.
+    z itself for infinitely many degrees of freedom. For z = 3: 4.5 at 7 degrees of freedom, 9.2 at 3, 235 at 1.
     """
     widths = student_t.isf(normal.sf(z), np.where(np.isfinite(degrees), degrees, 1.0))
     return np.where(np.isposinf(degrees), z, np.where(np.isnan(degrees), np.nan, widths))
 
 
 def combined_degrees(stderr: np.ndarray, degrees: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Degrees of freedom of each group's sum of independent errors (Welch and Satterthwaite), float64 [count].
+    """Degrees of freedom of the standard error of each group's sum (Welch and Satterthwaite), float64 [count].
 
-    (sum se^2)^2 / sum(se^4 / degrees); +inf for no error, NaN for an unknown one.
+    (sum se^2)^2 / sum(se^4 / degrees), for independent errors. +inf if the error is 0, NaN if it is unknown.
     """
     total = np.bincount(group, weights=stderr**2, minlength=count)
     parts = np.bincount(
@@ -53,17 +48,18 @@ def combined_degrees(stderr: np.ndarray, degrees: np.ndarray, group: np.ndarray,
 def widened_perplexity(
     values: np.ndarray, stderr: np.ndarray, degrees: np.ndarray, keys: np.ndarray, tokens: float, z: float
 ) -> float:
-    """exp(-(sum of values + w se) / tokens), se that of the sum over texts, w as `student_widths` has it for z.
+    """exp(-(sum of values + w se) / tokens): se is the standard error of the sum, w the width of `student_widths`.
 
-    A negative z widens downwards. Errors of texts with equal keys are one error several times; others are independent.
+    A negative z widens downwards. Texts with equal keys share their orders, so their errors are added as equal ones;
+    the errors of all others are independent.
     """
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     errors = np.bincount(group.ravel(), weights=stderr)
     freedom = combined_degrees(errors, degrees[first], np.zeros(len(errors), np.int64), 1)
     width = np.copysign(student_widths(abs(z), freedom)[0], z)
-    return float(np.exp(-_widened(values.sum(), np.sqrt((errors**2).sum()), width) / tokens))
+    return float(np.exp(-widened(values.sum(), np.sqrt((errors**2).sum()), width) / tokens))
 
 
-def _widened(value: Any, stderr: Any, widths: Any) -> Any:
-    """value + widths stderr; an infinite value has no error to add."""
+def widened(value: Any, stderr: Any, widths: Any) -> Any:
+    """value + widths * stderr; an infinite value stays as it is."""
     return np.where(np.isinf(value), value, value + widths * stderr)

@@ -1,52 +1,65 @@
-"""LikelihoodBounds: log p(x) of a block model from both sides (TUBE, arXiv 2605.24292), or exactly."""
+"""LikelihoodBounds: bounds on log p(x) of a block model (TUBE, arXiv 2605.24292), or its exact value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from diffscore_fast.arguments import checked_column
-from diffscore_fast.bounds import evidence
 from diffscore_fast.bounds.autoregressive import autoregressive_log_probs
+from diffscore_fast.bounds.comparators import comparators
 from diffscore_fast.bounds.config import BoundsConfig, Surrogate, check_lattice, make_generation
-from diffscore_fast.bounds.estimate import sampled_bounds
-from diffscore_fast.bounds.orders import OrderDesign
+from diffscore_fast.bounds.evidence import sampled_bounds
 from diffscore_fast.bounds.states import Blocks, Lattice, OrderResult, SampledOrders, cut_blocks
+from diffscore_fast.bounds.surrogates import surrogate_log_probs, surrogate_name
 from diffscore_fast.bounds.table import BlockBounds, BoundsTable
 from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import portions, token_estimate
-from diffscore_fast.errors import InputError
+from diffscore_fast.options import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_GENERATION,
+    DEFAULT_MODEL,
+    DEFAULT_ORDER_DESIGN,
+    DEFAULT_ORDERS,
+    DEFAULT_SEED,
+    DEFAULT_SURROGATE,
+    DEFAULT_SURROGATE_ORDERS,
+    GenerationName,
+    OrderDesign,
+)
 from diffscore_fast.signature import BoundsSignature
 from diffscore_fast.status import EMPTY_TEXT, NON_FINITE_SCORE, OK, TOO_LONG, non_finite_message
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import count_of
 
-# States are planned in portions of about this many window tokens: a bound on memory, and on what a killed run loses.
+# About how many window tokens are planned together: a limit on memory, and on the work that a killed run loses.
 TOKENS_CHUNK = 1 << 17
-TVO_PARTITION = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)
 
 
 class LikelihoodBounds(ScoringModel):
-    """Brackets the log-likelihood of texts under a block model.
+    """Bounds the log-likelihood of texts under a block model from below and above, or computes it exactly.
 
     Parameters
     ----------
     model : str or Path
-        "mini", or a model folder whose model has the pattern `block`.
+        "mini", or the folder of a model that has the attention pattern `block`.
     block_size : int
-        L', one of the model's block sizes.
-    device, dtype, token_budget, cache_bytes, implementation
-        As for `ScoringModel`.
+        L', tokens per block: one of the model's block sizes.
+    options
+        Further arguments of `ScoringModel`: device, dtype, memory and others.
 
     Raises
     ------
-    CheckpointError, UnsupportedPatternError
+    CheckpointError
+        If the model folder is incomplete, damaged, or fails its own check.
+    UnsupportedPatternError
+        If the model was not trained with this block size.
 
     Examples
     --------
@@ -56,9 +69,12 @@ class LikelihoodBounds(ScoringModel):
     True
     """
 
-    def __init__(self, model: str | Path = "mini", *, block_size: int = 8, **options: Any) -> None:
+    def __init__(
+        self, model: str | Path = DEFAULT_MODEL, *, block_size: int = DEFAULT_BLOCK_SIZE, **options: Any
+    ) -> None:
         self.block_size = block_size
-        super().__init__(model, attention=AttentionPattern("block", block_size), **options)
+        self._attention = AttentionPattern("block", block_size)
+        super().__init__(model, attention=self._attention, **options)
         del self._arguments["attention"]
         self._arguments["block_size"] = block_size
 
@@ -66,49 +82,54 @@ class LikelihoodBounds(ScoringModel):
         self,
         texts: Sequence[str | None],
         *,
-        generation: Literal["any-order", "parallel"] = "any-order",
+        generation: GenerationName = DEFAULT_GENERATION,
         steps: int | None = None,
         step_probabilities: Sequence[float] | None = None,
-        orders: int = 32,
-        surrogate_orders: int = 32,
-        surrogate: Surrogate = "self",
+        orders: int = DEFAULT_ORDERS,
+        surrogate_orders: int = DEFAULT_SURROGATE_ORDERS,
+        surrogate: Surrogate = DEFAULT_SURROGATE,
         cross_fitted: bool = True,
         folds: int | None = None,
-        design: OrderDesign = "independent",
-        seed: int = 0,
+        design: OrderDesign = DEFAULT_ORDER_DESIGN,
+        seed: int = DEFAULT_SEED,
         autoregressive: bool = False,
         comparators: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> BoundsTable:
-        """Lower and upper bound from sampled orders.
+        """Lower and upper bounds from sampled orders.
 
         Parameters
         ----------
         texts : sequence of str
-            An entry that is None, empty, no text, or too long gets a status and no bounds.
-        generation, steps, step_probabilities
-            `any-order`: one token a step in uniform order. `parallel`: `steps` steps, each token's step drawn from
-            `step_probabilities` (uniform if not given), independent.
+            An entry that is None, empty, not text, or too long gets a status and no bounds.
+        generation : {"any-order", "parallel"}
+            `any-order`: one token per step, in uniformly drawn order. `parallel`: the step of each token is drawn
+            independently, and all tokens of a step are predicted together.
+        steps : int, optional
+            T, for `parallel`.
+        step_probabilities : sequence of float, optional
+            For `parallel`: the probability of each step; uniform if not given.
         orders, surrogate_orders : int
             K and M, each at most 100,000.
         surrogate : {"self", "single", "autoregressive"} or callable
-            psi: the mean of M other orders, one order, the same network at block size 1, or a function from token
-            arrays to the log-probability of every token (an autoregressive model with the same tokenizer). Signatures
-            call the function by its attribute `name`, or by where a module defines it; it must have one of the two.
+            What psi is: the mean of M other orders, one other order, the same network at block size 1, or a function
+            from token arrays to the log-probability of every token (an autoregressive model with the same tokenizer).
+            The signature names the function by its attribute `name`, or by its module and qualified name.
         cross_fitted : bool
-            With surrogate "self": use all K + M draws for both bounds, each fold against the mean of the others.
-            False plays M draws against K, as in the paper.
+            With surrogate "self": all K + M draws serve both bounds, and the surrogate of each fold is the mean of the
+            others. If False, the mean of M draws is the surrogate for the other K, as in the paper.
         folds : int, optional
-            Folds of the cross-fitting; see `BoundsConfig.num_folds`.
+            Number of folds; see `BoundsConfig.num_folds`.
         design : {"independent", "antithetic"}
-            `antithetic` pairs each order with its reverse; bounds and errors are then made of the pairs' means.
+            `antithetic` pairs each order with its reverse; bounds and errors are computed from the pairs' means.
         seed : int
+            Orders follow from the seed and the tokens of the text alone.
         autoregressive : bool
-            Also the log-likelihood of the same network at block size 1.
+            Also compute the log-likelihood under the same network at block size 1.
         comparators : bool
-            Also CUBO_2, TVO upper and IS-VG-B from the same draws: biased in finite samples, not bounds.
+            Also compute CUBO_2, TVO upper and IS-VG-B from the same draws. They are biased, and not bounds.
         progress : callable, optional
-            Called with the number of window tokens just evaluated; it may use this object itself.
+            Called with the number of window tokens just evaluated. It may call this object.
 
         Returns
         -------
@@ -117,7 +138,7 @@ class LikelihoodBounds(ScoringModel):
         Raises
         ------
         InputError
-            For unknown options or a bare string in place of a list.
+            For unknown options, or a single string in place of a list.
         """
         config = BoundsConfig(
             generation=make_generation(generation, steps, step_probabilities),
@@ -137,16 +158,21 @@ class LikelihoodBounds(ScoringModel):
         self,
         texts: Sequence[str | None],
         *,
-        generation: Literal["any-order", "parallel"] = "any-order",
+        generation: GenerationName = DEFAULT_GENERATION,
         steps: int | None = None,
         step_probabilities: Sequence[float] | None = None,
         autoregressive: bool = False,
         forced: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> BoundsTable:
-        """Exact log-likelihood by the lattice of visible subsets: 2^L' - 1 states a block.
+        """Exact log-likelihood by the lattice of visible subsets: 2^L' - 1 states per block.
 
-        Parameters as for `estimate`. Block sizes above 12 are refused with their cost, unless `forced`.
+        Parameters as for `estimate`.
+
+        Raises
+        ------
+        InputError
+            Also for block sizes above 12, unless `forced`; the message says what they would cost.
         """
         config = BoundsConfig(
             exact=True,
@@ -164,26 +190,27 @@ class LikelihoodBounds(ScoringModel):
         *,
         by_time: bool = False,
     ) -> Iterator[BoundsTable]:
-        """Bound a stream of texts in bounded memory: tables of consecutive texts, in order.
+        """Bound a stream of texts in bounded memory; yields tables of consecutive texts, in order.
 
-        `by_time` as for `DiffScorer.score_batches`.
+        With `by_time`, on a CPU, a table comes every few seconds: a caller who stores the tables loses little if the
+        run is stopped.
         """
         if config.exact:
             check_lattice(self.block_size, config.forced)
-        # Windows a token: the lattice's states, or those that the draws visit at most; planning holds a number for
-        # each pair of tokens of a block in each draw.
-        each = 2**self.block_size - 1
+        # Windows per token: all states of the lattice, or at most those that the draws visit. Planning also holds a
+        # number for each pair of tokens of a block, in each draw.
+        windows = 2**self.block_size - 1
         if not config.exact:
-            most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
-            each = max(min(each, most), config.draws * self.block_size // 8)
+            visited = config.draws * min(self.block_size, config.generation.steps or self.block_size)
+            windows = max(min(windows, visited), config.draws * self.block_size // 8)
         cut = portions(
             texts,
-            lambda text: each * token_estimate(text),
+            lambda text: windows * token_estimate(text),
             self._portion_tokens(TOKENS_CHUNK),
             self._portion_seconds(by_time),
         )
-        for portion in cut:
-            yield self._bound_batch(portion, config, progress)
+        for chunk in cut:
+            yield self._bound_batch(chunk, config, progress)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
         tables = list(self.bound_batches(checked_column("texts", texts), config, progress))
@@ -212,9 +239,9 @@ class LikelihoodBounds(ScoringModel):
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
         blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
         keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
-        with np.errstate(invalid="ignore"):  # probabilities of 0 are named below
+        with np.errstate(invalid="ignore"):  # texts of probability 0 get their status below
             values = self._evaluate(config, sequences, blocks, ids, keys, progress)
-        # +inf above is a bound, of no use but true (a surrogate of probability 0); -inf below: the text has none.
+        # An upper bound of +inf (a surrogate of probability 0) is true, though of no use. A lower one of -inf is none.
         lower, upper = (
             np.bincount(blocks.sequence, weights=item, minlength=len(ids)).astype(np.float64)
             for item in (values.lower, values.upper)
@@ -245,69 +272,88 @@ class LikelihoodBounds(ScoringModel):
         keys: np.ndarray,
         progress: Callable[[int], None] | None,
     ) -> BlockBounds:
-        attention = AttentionPattern("block", self.block_size)
-        count = len(blocks.lengths)
-        unknown = np.full(count, np.nan)
-        known = dict(start=blocks.start, num_tokens=blocks.lengths)
-        autoregressive = unknown
-        if (config.autoregressive or config.surrogate == "autoregressive") and count:
+        """Bounds of all blocks: exact ones, or those of sampled orders."""
+        autoregressive = np.full(len(blocks.lengths), np.nan)
+        if (config.autoregressive or config.surrogate == "autoregressive") and len(ids):
             autoregressive = _per_block(autoregressive_log_probs(self._runner, sequences, progress), blocks)
         if config.exact:
-            lattice = Lattice(blocks, config.generation)
-            exact = self._runner.evaluate(lattice, sequences, attention, progress) if count else unknown
-            nothing = np.zeros(count)
-            return BlockBounds(
-                **known,
-                lower=exact,
-                upper=exact,
-                exact=exact,
-                stderr_lower=nothing,
-                stderr_upper=nothing,
-                degrees_of_freedom=np.full(count, np.inf),
-                few_draws=np.zeros(count, dtype=bool),
-                autoregressive=autoregressive,
-                effective_draws=unknown,
-                distinct_states=lattice.num_states,
-                visited_states=lattice.num_states,
-                comparators={},
-            )
-        # Planning holds some numbers for each token of each draw: with many draws, a text goes part by part.
-        parts = []
-        for first, last in runs_within(config.draws * blocks.lengths, self._runner.plan_tokens):
-            part = Blocks(blocks.sequence[first:last], blocks.start[first:last], blocks.stop[first:last])
-            estimator = SampledOrders(part, keys, config.generation, config.draws, config.design)
-            parts.append(self._runner.evaluate(estimator, sequences, attention, progress))
-        result = OrderResult.join(parts, config.draws)
-        psi = _per_block(_called(config.surrogate, ids), blocks) if callable(config.surrogate) else autoregressive
-        found = sampled_bounds(config, result.log_p, blocks.lengths, psi)
-        comparators = {}
-        if config.comparators:
-            comparators = {
-                "cubo_2": evidence.cubo(result.log_p, 2.0),
-                "tvo_upper": evidence.tvo_upper(result.log_p, np.array(TVO_PARTITION)),
-                "is_vg_b": evidence.is_vg_b(result.log_p),
-            }
+            return self._exact_bounds(config, sequences, blocks, autoregressive, progress)
+        log_psi = autoregressive
+        if callable(config.surrogate):
+            log_psi = _per_block(surrogate_log_probs(config.surrogate, ids), blocks)
+        draws = self._sample(config, sequences, blocks, keys, progress)
+        found = sampled_bounds(config, draws.log_p, blocks.lengths, log_psi)
         return BlockBounds(
-            **known,
+            start=blocks.start,
+            num_tokens=blocks.lengths,
             lower=found.lower.value,
             upper=found.upper.value,
-            exact=unknown,
+            exact=np.full(len(blocks.lengths), np.nan),
             stderr_lower=found.lower.stderr,
             stderr_upper=found.upper.stderr,
             degrees_of_freedom=found.degrees_of_freedom,
             few_draws=found.few_draws,
             autoregressive=autoregressive,
             effective_draws=found.effective_draws,
-            distinct_states=result.distinct_states,
-            visited_states=result.visited_states,
-            comparators=comparators,
+            distinct_states=draws.distinct_states,
+            visited_states=draws.visited_states,
+            comparators=comparators(draws.log_p) if config.comparators else {},
         )
 
+    def _exact_bounds(
+        self,
+        config: BoundsConfig,
+        sequences: Sequences,
+        blocks: Blocks,
+        autoregressive: np.ndarray,
+        progress: Callable[[int], None] | None,
+    ) -> BlockBounds:
+        """The exact log-likelihood of every block as its own lower and upper bound."""
+        count = len(blocks.lengths)
+        lattice, exact = Lattice(blocks, config.generation), np.full(count, np.nan)
+        if count:
+            exact = self._runner.evaluate(lattice, sequences, self._attention, progress)
+        return BlockBounds(
+            start=blocks.start,
+            num_tokens=blocks.lengths,
+            lower=exact,
+            upper=exact,
+            exact=exact,
+            stderr_lower=np.zeros(count),
+            stderr_upper=np.zeros(count),
+            degrees_of_freedom=np.full(count, np.inf),
+            few_draws=np.zeros(count, dtype=bool),
+            autoregressive=autoregressive,
+            effective_draws=np.full(count, np.nan),
+            distinct_states=lattice.num_states,
+            visited_states=lattice.num_states,
+            comparators={},
+        )
+
+    def _sample(
+        self,
+        config: BoundsConfig,
+        sequences: Sequences,
+        blocks: Blocks,
+        keys: np.ndarray,
+        progress: Callable[[int], None] | None,
+    ) -> OrderResult:
+        """log p(x | z) of the sampled orders of every block.
+
+        Planning holds some numbers per token and draw: where there are many draws, a few blocks go at a time.
+        """
+        results = []
+        for first, last in runs_within(config.draws * blocks.lengths, self._runner.plan_tokens):
+            chunk = Blocks(blocks.sequence[first:last], blocks.start[first:last], blocks.stop[first:last])
+            estimator = SampledOrders(chunk, keys, config.generation, config.draws, config.design)
+            results.append(self._runner.evaluate(estimator, sequences, self._attention, progress))
+        return OrderResult.join(results, config.draws)
+
     def signature(self, config: BoundsConfig) -> BoundsSignature:
-        """What bounds under this configuration depend on beside the text."""
+        """Everything that bounds under this configuration depend on besides the text."""
         generation = config.generation
-        named = config.surrogate
-        surrogate = _surrogate_name(named) if callable(named) else named
+        given = config.surrogate
+        surrogate = surrogate_name(given) if callable(given) else given
         return BoundsSignature(
             **self._identity,
             block_size=self.block_size,
@@ -324,38 +370,6 @@ class LikelihoodBounds(ScoringModel):
         )
 
 
-def _surrogate_name(surrogate: Callable[..., Any]) -> str:
-    """What a signature calls a user's function: its attribute `name`, or where a module defines it.
-
-    Raises
-    ------
-    InputError
-        For what has neither: two lambdas, or two objects of one class, would pass for one surrogate.
-    """
-    if isinstance(name := getattr(surrogate, "name", None), str):
-        return name
-    qualified = getattr(surrogate, "__qualname__", "<object>")
-    if "<" in qualified:
-        raise InputError(
-            "the surrogate is a lambda, a local function or an object, which a signature cannot tell from another; "
-            "give it an attribute `name` that says what it computes, or define it at the top of a module"
-        )
-    return f"{surrogate.__module__}.{qualified}"
-
-
-def _called(surrogate: Callable[[list[np.ndarray]], list[np.ndarray]], ids: list[np.ndarray]) -> np.ndarray:
-    """Log-probabilities of all tokens from a user's function, checked: a wrong length would shift every block."""
-    if not ids:
-        return np.zeros(0)
-    answers = [np.asarray(item, dtype=np.float64) for item in surrogate(ids)]
-    if [item.shape for item in answers] != [item.shape for item in ids]:
-        raise InputError("the surrogate must return one array a text, with the log-probability of each of its tokens")
-    flat = np.concatenate(answers)
-    if np.isnan(flat).any() or (flat > 0).any():
-        raise InputError("the surrogate returned a number that is no log-probability (NaN, or above 0)")
-    return flat
-
-
 def _per_block(per_token: np.ndarray, blocks: Blocks) -> np.ndarray:
-    """Sums over the tokens of each block, each by itself; the blocks of all texts tile their tokens."""
+    """Sums of values per token over each block, float64 [B]. The blocks cover all tokens of the texts in order."""
     return np.bincount(segment_ids(blocks.lengths), weights=per_token, minlength=len(blocks.lengths))

@@ -1,22 +1,19 @@
-"""Latent orders of a block: in which step each token is predicted.
+"""The latent order of a block: the step in which each token is predicted.
 
-Any-order: a uniform permutation, one token a step. Parallel: each token's step uniform on 1..T, independent (or drawn
-from another step distribution); the tokens of one step are predicted together.
+Any-order: a uniformly drawn permutation, one token per step. Parallel: each token's step is drawn independently,
+uniformly from 1 .. T or from given step probabilities; all tokens of one step are predicted together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from diffscore_fast.arguments import check_at_most, whole_number
 from diffscore_fast.engine.random import uniforms
 from diffscore_fast.errors import InputError
-from diffscore_fast.options import MAX_STEPS
-
-OrderDesign = Literal["independent", "antithetic"]
+from diffscore_fast.options import MAX_STEPS, OrderDesign
 
 _ORDER_STREAM = 16
 
@@ -28,9 +25,9 @@ class Generation:
     Parameters
     ----------
     steps : int or None
-        T parallel steps; None for any-order.
+        T, the number of parallel steps; None for any-order.
     step_probabilities : tuple of float, optional
-        Distribution of a token's step over 1..T; uniform if not given.
+        Probability of each step 1 .. T for a token; uniform if not given.
     """
 
     steps: int | None = None
@@ -38,9 +35,9 @@ class Generation:
 
     @property
     def num_possible_steps(self) -> int | None:
-        """Steps that a token may be predicted in; None for any-order."""
-        chances = self.step_probabilities
-        return self.steps if chances is None else sum(chance > 0 for chance in chances)
+        """Number of steps of probability above 0; None for any-order."""
+        probabilities = self.step_probabilities
+        return self.steps if probabilities is None else sum(item > 0 for item in probabilities)
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -51,37 +48,37 @@ class Generation:
             check_at_most("steps", self.steps, MAX_STEPS)
         if self.step_probabilities is None:
             return
-        chances = np.asarray(self.step_probabilities, dtype=np.float64)
-        if self.steps is None or chances.shape != (self.steps,):
-            raise InputError("step probabilities belong to parallel generation, one a step")
-        if not np.isfinite(chances).all() or (chances < 0).any() or abs(chances.sum() - 1) > 1e-9:
+        probabilities = np.asarray(self.step_probabilities, dtype=np.float64)
+        if self.steps is None or probabilities.shape != (self.steps,):
+            raise InputError("step probabilities belong to parallel generation, one per step")
+        if not np.isfinite(probabilities).all() or (probabilities < 0).any() or abs(probabilities.sum() - 1) > 1e-9:
             raise InputError("step probabilities must be non-negative and sum to 1")
 
 
 def draw_steps(
     keys: np.ndarray, tokens: np.ndarray, valid: np.ndarray, draws: int, design: OrderDesign, generation: Generation
 ) -> np.ndarray:
-    """Step of every token in every draw.
+    """The step of every token in every draw.
 
     Parameters
     ----------
     keys : uint64 [B]
         Random key of each block's text.
     tokens : int64 [B, L]
-        Index of each token in its text; with the key it determines the numbers, whatever the block size.
+        Index of each token in its text. Key and index determine the random numbers, for every block size.
     valid : bool [B, L]
-        False beyond the tokens of a short block.
+        False beyond the last token of a short block.
     draws : int
     design : {"independent", "antithetic"}
-        `antithetic`: draws 2i and 2i + 1 are an order and its reverse; pairs are independent of one another. Every
-        single order is uniformly distributed in both.
+        `antithetic`: draws 2i and 2i + 1 are an order and its reverse; pairs are independent of each other. In both
+        designs every single order has the same distribution.
     generation : Generation
 
     Returns
     -------
     int64 [B, draws, L]
-        Steps from 0; for any-order a permutation of 0 .. n - 1 over the valid tokens. Invalid tokens hold a step
-        beyond all.
+        Steps count from 0; for any-order they are a permutation of 0 .. n - 1 over the valid tokens. The step of
+        tokens that are not valid is larger than all others.
     """
     draw = np.arange(draws)
     reverse = (draw % 2 == 1) & (design == "antithetic")
@@ -107,8 +104,8 @@ def draw_steps(
 
 
 def visible_before(steps: np.ndarray) -> np.ndarray:
-    """For each token of each draw, the set of tokens of earlier steps, as bits: int64, the shape of `steps`."""
+    """For each token of each draw, the set of tokens of earlier steps as bits. int64, in the shape of `steps`."""
     visible = np.zeros_like(steps)
-    for place in range(steps.shape[-1]):  # token by token: all pairs at once take L times the memory
+    for place in range(steps.shape[-1]):  # token by token: all pairs at once would take L times the memory
         visible |= (steps[..., place, None] < steps).astype(np.int64) << place
     return visible

@@ -1,4 +1,4 @@
-"""Text from a block model: block after block, the tokens of a block one at a time in uniform order."""
+"""Samples from a block model: block after block, and in a block one token at a time in uniformly drawn order."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _TOKEN_STREAM = 32
 
 
 def sample_token_arrays(runner: Runner, block_size: int, *, count: int, tokens: int, seed: int = 0) -> np.ndarray:
-    """Sample texts from the any-order block model: the distribution whose likelihood `LikelihoodBounds` brackets.
+    """Sample texts from the any-order block model, whose likelihood `LikelihoodBounds` bounds.
 
-    In the language of continuous time this is first-hitting sampling (Zheng et al., 2024): the order in which tokens
-    are unmasked is uniform, and each is drawn given all that are visible.
+    In continuous time this is first-hitting sampling (Zheng et al., 2024): tokens are unmasked in a uniformly drawn
+    order, and each is drawn given all visible tokens.
 
     Parameters
     ----------
     runner : Runner
     block_size : int
     count, tokens : int
-        Texts, and tokens of each.
+        Number of texts, and of tokens in each.
     seed : int
 
     Returns
@@ -40,7 +40,7 @@ def sample_token_arrays(runner: Runner, block_size: int, *, count: int, tokens: 
     texts = np.full((count, tokens), spec.mask_id, dtype=np.int32)
     keys = np.array([target_key(seed, np.array([index])) for index in range(count)], dtype=np.uint64)
     line = cut_blocks(np.array([tokens]), block_size, spec.start_id is not None)
-    everyone = np.arange(count)
+    every_text = np.arange(count)
     for start, stop in zip(line.start, line.stop, strict=True):
         size = stop - start
         place = np.broadcast_to(start + np.arange(size), (count, size))
@@ -48,11 +48,11 @@ def sample_token_arrays(runner: Runner, block_size: int, *, count: int, tokens: 
         visible = visible_before(steps)
         for step in range(size):
             token = np.argmax(steps == step, axis=1)
-            blocks = Blocks(everyone, np.full(count, start), np.full(count, stop))
+            blocks = Blocks(every_text, np.full(count, start), np.full(count, stop))
             wanted = np.arange(size) == token[:, None]
-            plan = plan_states(blocks, everyone, visible[everyone, token], wanted)
+            plan = plan_states(blocks, every_text, visible[every_text, token], wanted)
             sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(count, np.int64), list(texts))
             numbers = uniforms(keys, np.full(count, step), start + token, _TOKEN_STREAM)
             drawn = runner.sample(*compose(spec, attention, sequences, plan), attention, numbers)
-            texts[everyone, start + token] = drawn
+            texts[every_text, start + token] = drawn
     return texts

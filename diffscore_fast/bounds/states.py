@@ -1,4 +1,7 @@
-"""States of blocks: those that sampled orders visit, or the whole lattice."""
+"""States of blocks, (block, set of visible tokens), and the two estimators that evaluate them.
+
+`SampledOrders` evaluates the states that sampled orders visit, `Lattice` all states of a block.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from diffscore_fast.engine.plan import MaskPlan, Observation
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
 from diffscore_fast.errors import InputError
 
-MAX_STATE_TOKENS = 32  # a state's number holds its block's index and one bit a token
+MAX_STATE_TOKENS = 32  # a state's number holds the index of its block and one bit per token
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Texts cut into blocks: B spans [start, stop) of the targets of sequences, in order. int64 [B] each."""
+    """Texts cut into blocks: B spans [start, stop) of the targets of `sequence`, in order. int64 [B] each."""
 
     sequence: np.ndarray
     start: np.ndarray
@@ -26,11 +29,15 @@ class Blocks:
 
     @property
     def lengths(self) -> np.ndarray:
+        """Tokens of each block, int64 [B]."""
         return self.stop - self.start
 
 
 def cut_blocks(lengths: np.ndarray, block_size: int, has_start: bool) -> Blocks:
-    """Cut targets of these lengths. A start token takes the first place of the first block; the last may be short."""
+    """Cut targets of these lengths into blocks. A start token takes the first place of a text's first block.
+
+    The last block of a text may be shorter than `block_size`.
+    """
     places = int(has_start)
     counts = -(-(lengths + places) // block_size)
     sequence, index = segment_ids(counts), places_in(counts)
@@ -42,7 +49,7 @@ def cut_blocks(lengths: np.ndarray, block_size: int, has_start: bool) -> Blocks:
 
 @dataclass(frozen=True)
 class OrderResult:
-    """log p(x_block | z_k) for the draws, and what they cost.
+    """log p(x_block | z_k) of every draw, and how many states were evaluated for them.
 
     Parameters
     ----------
@@ -50,7 +57,7 @@ class OrderResult:
     distinct_states : int64 [B]
         (block, visible subset) states evaluated.
     visited_states : int64 [B]
-        Model evaluations without sharing: the non-empty steps of all draws.
+        Evaluations if no state were shared: the number of non-empty steps of all draws.
     """
 
     log_p: np.ndarray
@@ -59,14 +66,14 @@ class OrderResult:
 
     @staticmethod
     def join(parts: list[OrderResult], draws: int) -> OrderResult:
-        """Results of consecutive blocks as one; of none, with `draws` columns."""
+        """Results of consecutive blocks as one. No results: no blocks, and `draws` columns."""
         none = OrderResult(np.zeros((0, draws)), np.zeros(0, np.int64), np.zeros(0, np.int64))
         names = [item.name for item in fields(OrderResult)]
         return OrderResult(*(np.concatenate([getattr(part, name) for part in (none, *parts)]) for name in names))
 
 
 class SampledOrders:
-    """log p(x | z) of sampled orders or trajectories; each distinct state is evaluated once.
+    """log p(x | z) of sampled orders or trajectories. Each distinct state is evaluated once.
 
     Parameters
     ----------
@@ -84,7 +91,7 @@ class SampledOrders:
         self._blocks = blocks
         width = int(blocks.lengths.max(initial=1))
         if width > MAX_STATE_TOKENS:
-            raise InputError(f"a block of {width} tokens: states of more than {MAX_STATE_TOKENS} cannot be numbered")
+            raise InputError(f"blocks have {width} tokens; sampled orders take at most {MAX_STATE_TOKENS}")
         place = np.arange(width)
         valid = place < blocks.lengths[:, None]  # [B, L]
         tokens = blocks.start[:, None] + place
@@ -96,20 +103,21 @@ class SampledOrders:
         self._asked = asked
         self._state_block, self._state_bits = states >> width, states & ((1 << width) - 1)
         token_of = np.broadcast_to(place, steps.shape)[asked]
-        # Only the tokens that some order predicts from a state pass the vocabulary.
+        # The vocabulary projection runs only for tokens that some order predicts from the state.
         self._wanted = np.zeros((len(states), width), dtype=bool)
         self._wanted[self._state_of, token_of] = True
         self._token_of = token_of
-        # The tokens of one step see one set: a draw's non-empty steps are its distinct sets.
+        # All tokens of a step see the same set: the non-empty steps of a draw are its distinct sets.
         ordered = np.sort(np.where(asked, visible, -1), axis=2)
         first = np.concatenate([np.ones((*ordered.shape[:2], 1), bool), np.diff(ordered, axis=2) != 0], axis=2)
         self._visited = (first & (ordered >= 0)).sum(axis=(1, 2))
 
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
-        """One round: every distinct state."""
+        """One round: all distinct states."""
         return None if observed else plan_states(self._blocks, self._state_block, self._state_bits, self._wanted)
 
     def reduce(self, observed: list[Observation]) -> OrderResult:
+        """log p(x | z) of every draw."""
         table = np.full(self._wanted.shape, np.nan)
         table[self._wanted] = observed[0].log_probs
         terms = np.zeros(self._asked.shape)
@@ -131,7 +139,7 @@ class Lattice:
         self._masked = in_block & ((self._bits[:, None] >> place) & 1 == 0)
 
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
-        """One round: every state but the full one."""
+        """One round: all states with a masked token."""
         return None if observed else plan_states(self._blocks, self._block_of, self._bits, self._masked)
 
     def reduce(self, observed: list[Observation]) -> np.ndarray:
@@ -142,7 +150,7 @@ class Lattice:
         return out
 
     def tables(self, observed: list[Observation]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each length n of blocks: their indices [b], and log p(x_j | x_S) of all their states, [b, 2^n, n]."""
+        """For each block length n: the indices [b] of its blocks, and log p(x_j | x_S) of their states, [b, 2^n, n]."""
         flat = np.full(self._masked.shape, np.nan)
         flat[self._masked] = observed[0].log_probs
         first_state = offsets_of(self.num_states)
@@ -155,7 +163,7 @@ class Lattice:
 
 
 def plan_states(blocks: Blocks, state_block: np.ndarray, state_bits: np.ndarray, wanted: np.ndarray) -> MaskPlan:
-    """States as masked spans: a block with all but its visible tokens masked; `wanted` bool [states, L]."""
+    """A plan of states: in each, all tokens of the block but its visible ones are masked. `wanted`: bool [states, L]"""
     lengths = blocks.lengths[state_block]
     flat_state, flat_place = segment_ids(lengths), places_in(lengths)
     return MaskPlan(

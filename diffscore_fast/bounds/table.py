@@ -1,44 +1,41 @@
-"""Bounds of texts and of their blocks."""
+"""The result of `LikelihoodBounds`: bounds of texts, and of their blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from diffscore_fast.bounds.intervals import checked_z, combined_degrees, student_widths, widened, widened_perplexity
 from diffscore_fast.engine.ragged import offsets_of, spread
-
-if TYPE_CHECKING:
-    pass
-
-from diffscore_fast.bounds.intervals import _widened, checked_z, combined_degrees, student_widths, widened_perplexity
+from diffscore_fast.options import DEFAULT_Z
 from diffscore_fast.signature import BoundsSignature
 from diffscore_fast.status import UNRELIABLE
 
-# A block's estimate hangs on one draw when the effective sample size falls below this.
+# With an effective sample size below this, one draw decides the estimate of a block.
 MIN_EFFECTIVE_DRAWS = 2.0
 
 
 @dataclass(frozen=True)
 class BlockBounds:
-    """Bounds of B blocks, in the order of the texts. Arrays [B]; log-likelihoods in nats a block.
+    """Bounds of B blocks, in the order of the texts. Arrays [B]; log-likelihoods in nats per block.
 
     Parameters
     ----------
     start, num_tokens : int64
-        First token of the block in its text, and how many it has.
+        Index of the block's first token in its text, and number of its tokens.
     lower, upper, exact, stderr_lower, stderr_upper, autoregressive : float64
-        NaN where not asked for.
+        NaN where not asked for, or unknown.
     degrees_of_freedom : float64
-        Of the standard errors: independent draws less 1; +inf where the draws cannot differ, or were not needed.
+        Of the standard errors: number of independent draws - 1; +inf if the draws cannot differ, and for exact values.
     few_draws : bool
-        Too few independent draws, or draws all alike, for an error that could be trusted.
+        The draws are too few, or all equal: their standard error cannot be trusted.
     effective_draws : float64
         Effective sample size of the draws.
     distinct_states, visited_states : int64
-        (block, visible subset) states of the block, and evaluations that every step of every draw would take.
+        Number of (block, visible subset) states that were evaluated, and of evaluations if no state were shared.
     comparators : dict of str to float64
         Biased estimates by name.
     """
@@ -72,28 +69,28 @@ class BoundsTable:
     Parameters
     ----------
     lower, upper : float64
-        Nats a text. In expectation lower <= log p(x) <= upper; single estimates carry their noise. Equal to `exact`
-        where that was computed.
+        In nats per text. In expectation lower <= log p(x) <= upper; a single estimate has the standard error given
+        below. Equal to `exact` where that was computed.
     exact : float64
         log p(x), where computed.
     stderr_lower, stderr_upper : float64
-        Standard errors; the two estimates share their noise.
+        Standard errors. Both estimates use the same draws, so their errors are correlated.
     degrees_lower, degrees_upper : float64
-        Degrees of freedom of the standard errors, from those of the blocks (Welch, Satterthwaite); +inf for no error.
+        Degrees of freedom of the standard errors, from those of the blocks (Welch, Satterthwaite); +inf if they are 0.
     few_draws : bool
-        Texts with a block of too few independent draws for an error of its own.
+        Whether a block of the text has too few independent draws for a standard error.
     autoregressive : float64
         log p(x) of the same network at block size 1, where asked for.
     num_tokens : int64
-        Tokens of the text; every number divides by these, never by padding.
+        Tokens of the text; padding is never counted.
     effective_draws : float64
         Smallest effective sample size among the text's blocks.
     distinct_states, visited_states : int64
-        States of its blocks (equal texts count each), and evaluations without sharing.
+        Sums over its blocks. Equal texts count each.
     keys : uint64
-        Random key of the text's orders: texts of equal keys have equal estimates, and equal errors. 0 without bounds.
+        Random key of the text's orders; texts with equal keys have equal estimates and equal errors. 0 without bounds.
     comparators : dict of str to float64
-        Biased estimates by name, nats a text.
+        Biased estimates by name, in nats per text.
     status, messages : list of str
     signature : BoundsSignature
     block_offsets : int64 [n + 1]
@@ -127,19 +124,19 @@ class BoundsTable:
 
     @property
     def unreliable(self) -> np.ndarray:
-        """Texts whose error and interval cannot be trusted: their status is "unreliable". bool [n]
+        """Texts with status "unreliable": their standard error and interval cannot be trusted. bool [n]
 
-        They have a block where one draw holds most of the weight, or one with fewer than 8 independent draws (pairs,
-        where orders are antithetic), or with draws all alike that need not be so.
+        In one of their blocks a single draw has most of the weight, there are fewer than 8 independent draws (pairs,
+        where orders are antithetic), or all draws happen to be equal.
         """
-        # False for NaN: no draws were weighed.
+        # False for NaN: there are no draws.
         return (self.effective_draws < MIN_EFFECTIVE_DRAWS) | self.few_draws.astype(bool)
 
-    def interval(self, z: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
-        """[lower - w se, upper + w se] per text, in nats.
+    def interval(self, z: float = DEFAULT_Z) -> tuple[np.ndarray, np.ndarray]:
+        """[lower - w se, upper + w se] of every text, in nats.
 
-        w is z where the error rests on many draws. Where it rests on few, it is the quantile of Student's t, at the
-        error's degrees of freedom, that is exceeded as rarely as z by a normal number (`student_widths`).
+        w is close to z if the standard error rests on many draws. For few draws it is larger: the quantile of Student's
+        t, at the error's degrees of freedom, with the tail probability of z (`student_widths`).
 
         Raises
         ------
@@ -148,12 +145,12 @@ class BoundsTable:
         """
         z = checked_z(z)
         low, high = student_widths(z, self.degrees_lower), student_widths(z, self.degrees_upper)
-        return _widened(self.lower, self.stderr_lower, -low), _widened(self.upper, self.stderr_upper, high)
+        return widened(self.lower, self.stderr_lower, -low), widened(self.upper, self.stderr_upper, high)
 
-    def perplexity_interval(self, z: float = 3.0) -> tuple[float, float]:
-        """Token-weighted perplexity of all texts with bounds: [exp(-(upper + w se) / n), exp(-(lower - w se) / n)].
+    def perplexity_interval(self, z: float = DEFAULT_Z) -> tuple[float, float]:
+        """Interval of the perplexity per token of all texts with bounds; w as for `interval`.
 
-        w as for `interval`.
+        [exp(-(upper + w se) / n), exp(-(lower - w se) / n)], of the sums over texts and their n tokens.
         """
         z, kept = checked_z(z), ~np.isnan(self.lower)
         tokens = self.num_tokens[kept].sum()
@@ -179,7 +176,7 @@ class BoundsTable:
         keys: np.ndarray,
         signature: BoundsSignature,
     ) -> BoundsTable:
-        """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows with bounds; `lengths` and `keys` are theirs."""
+        """Sum blocks to texts. `text_of` [B] indexes `kept`, the rows with bounds; so do `lengths` and `keys`."""
         count, rows = len(status), np.array(kept, dtype=np.int64)
         placed = partial(spread, rows=rows, count=count)
 
@@ -220,10 +217,10 @@ class BoundsTable:
         for row in np.flatnonzero(table.unreliable):
             status[row] = UNRELIABLE
             messages[row] = (
-                "a block has too few independent draws for an error of its own"
+                "a block has too few independent draws for a standard error"
                 if few[row]
-                else "one draw holds most of a block's weight"
-            ) + "; more orders, or the exact likelihood, are needed"
+                else "one draw has most of a block's weight"
+            ) + "; use more orders, or the exact likelihood"
         return table
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""`diffscore bound`: a file of texts to the same file with bounds on their log-likelihood."""
+"""`diffscore bound`: a file of texts in, the same rows with bounds on their log-likelihood out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
+from diffscore_fast.options import MAX_AUTO_EXACT_BLOCK_SIZE
 from diffscore_fast.status import SCORED
 
 RESAMPLES = 400
@@ -32,16 +33,15 @@ TOTALS = (
     "distinct_states",
     "visited_states",
 )
-EXACT_BY_DEFAULT = 8  # largest block size whose lattice costs about as much as sampled orders (255 states a block)
 
 
 def run_bound(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
     """Bound a file of texts. Returns and raises as `run_score`."""
     method, sampling = options["method"], options["sampling_options"]
     if method == "auto":
-        method = "exact" if options["block_size"] <= EXACT_BY_DEFAULT and not sampling else "estimate"
+        method = "exact" if options["block_size"] <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
     if method == "exact" and sampling:
-        raise InputError(f"{', '.join(sampling)}: for sampled orders, not for --method exact")
+        raise InputError(f"{', '.join(sampling)}: only for sampled orders, not for --method exact")
     if method == "exact":
         check_lattice(options["block_size"], options["force"])
     steps = options["steps"]
@@ -128,7 +128,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
 
 
 class _Totals:
-    """A few numbers a text, for token-weighted sums and their spread over texts."""
+    """A few numbers per text, for sums over all texts and their spread."""
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in TOTALS}
@@ -136,12 +136,14 @@ class _Totals:
         self._unreliable = 0
 
     def add(self, table: BoundsTable, row: int) -> None:
+        """Add a text that has bounds."""
         for name, column in self._columns.items():
             column.append(getattr(table, name)[row])
         self._keys.append(int(table.keys[row]))
         self._unreliable += bool(table.unreliable[row])
 
     def lines(self, z: float, config: BoundsConfig) -> list[tuple[str, str]]:
+        """Lines of the summary: perplexity per token, its spread over texts, and states."""
         (
             tokens,
             lower,
@@ -177,7 +179,7 @@ class _Totals:
         if len(tokens) > 1:
             generator = np.random.default_rng(0)
             resampled = []
-            for _ in range(RESAMPLES):  # one at a time: memory for millions of texts
+            for _ in range(RESAMPLES):  # one by one: there may be millions of texts
                 chosen = generator.integers(len(tokens), size=len(tokens))
                 resampled.append([values[chosen].sum() / tokens[chosen].sum() for values in (upper, lower)])
             low, high = np.exp(-np.quantile(resampled, [0.975, 0.025], axis=0, method="inverted_cdf"))
@@ -190,9 +192,8 @@ class _Totals:
             lines.append(
                 (
                     "warning",
-                    f"in {self._unreliable} texts a block has too few independent draws for an error "
-                    "of its own, or one draw holds most of its weight; more orders, or exact, are "
-                    "needed",
+                    f"in {self._unreliable} texts a block has too few independent draws for a standard error, or one "
+                    "draw has most of its weight; use more orders, or --method exact",
                 )
             )
         return lines

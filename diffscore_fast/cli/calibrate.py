@@ -1,4 +1,4 @@
-"""`diffscore calibrate`: attention `prefix` against `full` on a sample of a file's rows."""
+"""`diffscore calibrate`: attention `prefix` compared with `full` on a sample of the rows of a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rich.table import Table
 
 from diffscore_fast.arguments import check_at_most
 from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.faults import check_column, say_remarks
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
+from diffscore_fast.cli.rows import dialect_options
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import RowReader, open_reader
 from diffscore_fast.options import MAX_SAMPLED_ROWS
@@ -21,7 +22,7 @@ from diffscore_fast.status import InvalidRecord
 
 
 def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
-    """Print the comparison. Returns whether some of the sampled rows could not be scored.
+    """Print the comparison. Returns whether some sampled row could not be scored.
 
     Raises
     ------
@@ -29,7 +30,7 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
         If the file or the model cannot be used, or no row can be scored.
     """
     columns = options["source_column"], options["candidate_column"]
-    MaskDesign(options["draws"], coupling="independent")  # refuses what cannot be, before anything is read
+    MaskDesign(options["draws"], coupling="independent")  # checks the draws before anything is read
     check_at_most("--rows", options["rows"], MAX_SAMPLED_ROWS)
     dialect = dialect_options(options)
     reader = open_reader(input_path, options["input_format"], dialect)
@@ -42,7 +43,7 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
     )
     if not comparisons[0].rows:
         raise InputError(f"none of {len(rows)} rows of {input_path} can be scored under both prefix and full")
-    table = Table(title=f"prefix - full, nats a token, {comparisons[0].rows} of {len(rows)} rows")
+    table = Table(title=f"prefix - full, nats per token, {comparisons[0].rows} of {len(rows)} rows")
     for name in ("", "rows", "rank correlation", "mean difference", "worst difference"):
         table.add_column(name, justify="right" if name else "left")
     for item in comparisons:
@@ -53,7 +54,7 @@ def run_calibrate(input_path: str, model: str, options: dict[str, Any]) -> bool:
 
 
 def _sample(reader: RowReader, columns: tuple[str, str], count: int, seed: int) -> list[tuple[Any, Any]]:
-    """Up to `count` rows, each row of the file as likely as another, in constant memory (reservoir sampling)."""
+    """A random sample of up to `count` rows, in constant memory (reservoir sampling)."""
     if count < 1:
         raise InputError(f"--rows must be at least 1, not {count}")
     generator = random.Random(seed)

@@ -1,4 +1,4 @@
-"""`diffscore compare`: two systems, scored alike, row against row."""
+"""`diffscore compare`: two systems, scored alike and compared row by row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.faults import check_column, say_remarks
 from diffscore_fast.cli.model import model_arguments
-from diffscore_fast.cli.rows import check_column, dialect_options, say_remarks
+from diffscore_fast.cli.rows import dialect_options
 from diffscore_fast.cli.score import context_column, make_config
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
@@ -30,16 +31,16 @@ MAX_TEXT = 400  # characters of a candidate that are printed
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows of both systems, matched.
+    """Rows of both systems, in pairs.
 
     Parameters
     ----------
     names : list of str
-        What each row is called: its id, or its line.
+        Name of each pair: its id, or its line.
     a, b : list of (source, candidate)
-        The values as the files hold them.
+        The values, as they are in the files.
     unmatched : dict of str to int
-        Rows that have no partner, by the reason.
+        Number of rows without a partner, by reason.
     """
 
     names: list[str]
@@ -59,7 +60,7 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     if options["attention"] is None:
         config = replace(config, attention=scorer.spec.default_pattern)
     scorer.check_patterns(config)
-    # Side by side, so that the two candidates of a source meet it in one portion and share its pass.
+    # The two candidates of a source stand together, so that they are in one batch and share the pass over the source.
     rows = (row for pair in zip(pairs.a, pairs.b, strict=True) for row in pair)
     tables = list(scorer.score_batches(rows, config))
     if not tables:
@@ -114,7 +115,7 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
         if context is not None and read and one[0] != other[0]:
             raise InputError(
                 f"line {record.line} of {paths[0]} and its partner in {paths[1]} differ in "
-                f"{context[1]!r}; two systems are compared on the same texts"
+                f"{context[1]!r}; both systems must have the same texts there"
             )
     return Pairs(names, a, b, unmatched)
 
@@ -122,7 +123,7 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
 def _read(
     paths: tuple[str, ...], columns: list[tuple[str, str]], context: tuple[str, str] | None, options: dict[str, Any]
 ) -> list[list[Record]]:
-    """All records of each file; every file has the columns."""
+    """All records of each file. Raises `InputError` if a file lacks a column."""
     dialect = dialect_options(options)
     readers = [open_reader(path, options["input_format"], dialect) for path in paths]
     dialect.check_used(*(reader.format for reader in readers))
@@ -149,7 +150,10 @@ def _values(record: Record, context: tuple[str, str] | None, candidate: str) -> 
 def _joined(
     paths: tuple[str, ...], both: list[list[Record]], column: str
 ) -> tuple[list[list[Record]], list[str], dict[str, int]]:
-    """Records with equal ids, in the order of the first file. Ids are compared as text."""
+    """Records with equal ids in the order of the first file, their ids, and the rows without a partner.
+
+    Ids are compared as text.
+    """
     unmatched: dict[str, int] = {}
     by_id: list[dict[str, Record]] = []
     for side, path, records in zip("AB", paths, both, strict=True):
@@ -192,9 +196,9 @@ def _print(result: Comparison, pairs: Pairs, kind: str, signature: Signature, op
     table.add_row("rows compared", f"{len(result.rows):,}")
     for reason, count in result.excluded.items():
         table.add_row(f"left out, {reason}", f"{count:,}")
-    table.add_row("mean score", f"A {result.mean_a:.4f}, B {result.mean_b:.4f} nats a token ({kind})")
+    table.add_row("mean score", f"A {result.mean_a:.4f}, B {result.mean_b:.4f} nats per token ({kind})")
     table.add_row("A - B", f"{result.difference:+.4f}")
-    table.add_row(f"{result.confidence:.0%} interval", f"[{result.low:+.4f}, {result.high:+.4f}] (rows resampled)")
+    table.add_row(f"{result.confidence:.0%} interval", f"[{result.low:+.4f}, {result.high:+.4f}] (bootstrap over rows)")
     table.add_row("p-value", f"{result.p_value:.4g} (paired permutation, two-sided)")
     table.add_row("rows won", f"A {result.wins_a}, B {result.wins_b}, equal {result.ties}")
     console.print(table)

@@ -1,4 +1,4 @@
-"""`diffscore info`: what is installed, and what would run."""
+"""`diffscore info`: what is installed, and what would run where."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def print_info(model: str | None = None) -> None:
         processor.append(f"C++ kernels: {loops} loops")
     table.add_row("processor", ", ".join(processor))
     if (denied := generated_code_unavailable()) is not None:
-        table.add_row("generated code", f"{denied}; own loops run in oneDNN's place")
+        table.add_row("generated code", f"{denied}; this package's loops run in place of oneDNN")
     devices = [torch.device("cpu")]
     for index in range(torch.cuda.device_count()):
         devices.append(torch.device("cuda", index))
@@ -58,27 +58,28 @@ def print_info(model: str | None = None) -> None:
         table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.fingerprint[:12]}")
         table.add_row("reads", _reads(loaded))
     for device in devices:
-        own = "float32" if device.type == "cpu" else "the checkpoint's own"
-        table.add_row(f"default type on {device}", own)
+        dtype = "float32" if device.type == "cpu" else "the checkpoint's own"
+        table.add_row(f"default dtype on {device}", dtype)
         if device.type == "cpu":
-            units = FASTER_TYPE if multiplies_bfloat16() else "this processor has no units for it, and gains nothing"
+            units = FASTER_TYPE if multiplies_bfloat16() else "no faster: this processor has no units for it"
             table.add_row("--dtype bfloat16 on cpu", units)
             reason = brgemm_unavailable(torch.bfloat16)
             made = "by brgemm" if reason is None else f"in float32: {reason}"
             table.add_row("bfloat16 logits, attention on cpu", made)
         for operation in ops.OPERATIONS:
             preferred = takewhile(lambda item: item[1] is not None, operation.reasons(device).items())
-            passed_over = [f"{name}: {reason}" for name, reason in preferred]
-            table.add_row(f"{operation.name} on {device}", "; ".join([operation.resolve(device).name, *passed_over]))
+            unavailable = [f"{name}: {reason}" for name, reason in preferred]
+            table.add_row(f"{operation.name} on {device}", "; ".join([operation.resolve(device).name, *unavailable]))
     Console().print(table)
 
 
 def _reads(loaded: LoadedModel) -> str:
-    """How a source and a candidate are laid out under the default pattern, and how many tokens fit."""
+    """The layout of a source and a candidate under the default pattern, and how many tokens fit."""
     spec, name = loaded.backbone.spec, loaded.tokenizer.token_name
     pattern = spec.pattern(spec.default_pattern)
     start = () if spec.start_id is None else (spec.start_id,)
     parts = [*map(name, start), "source", *map(name, pattern.separator_ids), "candidate", *map(name, pattern.end_ids)]
-    return f"{' '.join(parts)}; up to {pattern.position_limit} tokens" + (
-        " before and from the candidate on" if pattern.restart_positions else ""
+    limit = f"up to {pattern.position_limit} tokens"
+    return f"{' '.join(parts)}; " + (
+        f"{limit} before the candidate, and {limit} from it on" if pattern.restart_positions else limit
     )

@@ -1,4 +1,4 @@
-"""What the commands' options say of how a model runs, as `DiffScorer` and `LikelihoodBounds` take it."""
+"""From the options about the model to the arguments of `DiffScorer` and `LikelihoodBounds`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 from diffscore_fast.backbones.loader import multiplies_bfloat16
 from diffscore_fast.engine.memory import parse_size
 
-# Measured on one processor with AVX-512 BF16 with `mini`: SummEval and SFRES, root mean square per row.
+# Measured with `mini` on one processor with AVX-512 BF16, on SummEval and SFRES: root mean square over rows.
 FASTER_TYPE = (
     "about 1.9 times as fast on this processor; moves scores by 0.002 to 0.004 nats per token (root mean square)"
 )
 
 
 def faster_type(options: dict[str, Any], dtype: str) -> list[tuple[str, str]]:
-    """The summary's line about bfloat16: where a CPU that has units for it computed in float32, else nothing."""
+    """A line of the summary that recommends bfloat16, if a CPU with units for it computed in float32; else none."""
     on_cpu = torch.device(options["device"]).type == "cpu"
     return [("--dtype bfloat16", FASTER_TYPE)] if on_cpu and dtype == "float32" and multiplies_bfloat16() else []
 
 
 def model_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a `ScoringModel`; options that the command lacks or that were not given are left out.
+    """Keyword arguments of a `ScoringModel`, for those options that the command has and that were given.
 
     Raises
     ------
     InputError
-        For a memory size that is not understood.
+        If the memory size cannot be read.
     """
     found = {name: options.get(name) for name in ("device", "dtype", "implementation", "memory", "token_budget")}
     given = {name: value for name, value in found.items() if value is not None}

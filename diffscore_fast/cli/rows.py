@@ -1,14 +1,13 @@
-"""What `score` and `bound` share: a file of rows in, the same rows with new fields out, progress, counts."""
+"""What `score` and `bound` share: a file of rows in, the same rows with new fields out, progress, and a summary."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -19,59 +18,49 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.faults import check_column, common_fault, remarks, up_to_usable
 from diffscore_fast.cli.terminal import drop_unwritten, in_words
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.dialect import AUTO, DialectOptions
-from diffscore_fast.io.files import RowReader, open_reader, open_writer
+from diffscore_fast.io.files import open_reader, open_writer
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.journal import Journal
-from diffscore_fast.io.output import RowWriter, partial_path, state_path
+from diffscore_fast.io.output import partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 from diffscore_fast.signature import BoundsSignature, Signature
 from diffscore_fast.status import SCORED, TOO_LONG, InvalidRecord
-from diffscore_fast.text.checks import kind_of
 
 PROGRESS_SECONDS = 30.0
-RECORDS_LOOKED_AT = 100  # for column names and common faults, before the model is loaded
-# Where none of them can be read, the search for one that can goes on so far.
-MAX_RECORDS_LOOKED_AT = 10_000
-MAX_BYTES_LOOKED_AT = 64 << 20
-
-_FAULT_ADVICE: dict[FileFormat, str] = {
-    "jsonl": ". If the file has another format, name it with --format",
-    "csv": ". If the file has another delimiter or quoting, name it with --delimiter or --quoting",
-    "tsv": ". If the file has another delimiter or quoting, name it with --delimiter or --quoting",
-    "parquet": "",
-}
+RECORDS_LOOKED_AT = 100  # for column names and faults that all rows share, before the model is loaded
 
 
 class FileRun:
-    """One run over a file. Opening refuses all that can be refused before a model is loaded.
+    """One run over a file. Opening it checks everything that can be checked before a model is loaded.
 
     Parameters
     ----------
     input_path, output_path : str
     columns : dict of str to str
-        Option name to the column it names.
+        From the name of an option to the column that it names.
     added : mapping of str to FieldType
-        Names of the fields that are written, without prefix, and what they hold.
+        Names of the fields that are added, without their prefix, and the types of their values.
     prefix : str
-        Put before them.
+        Prefix of their names.
     quiet : bool
     input_format, output_format : FileFormat or None
-        If None, by the files' names.
+        If None, they follow from the names of the files.
     dialect : DialectOptions
-        What was said about delimited files.
+        The options for delimited files.
     resume : bool
-        Go on behind the rows that a stopped run has left.
+        Continue after the finished rows of a stopped run.
     progress_seconds : float
-        Without a terminal a line on stderr says this often how far the run is, unless `quiet`.
+        Seconds between progress lines on stderr, if it is no terminal and not `quiet`.
 
     Raises
     ------
     InputError
-        If a file cannot be used, a column is nowhere, or an added field is taken.
+        If a file cannot be used, a column is missing, or the name of an added field is taken.
     """
 
     def __init__(
@@ -96,7 +85,7 @@ class FileRun:
         self._names = {name: prefix + name for name in added}
         self._added = set(self._names.values())
         self._quiet = quiet
-        self._written = self._kept = 0  # rows that are in the file; rows that an earlier run left there
+        self._written = self._kept = 0  # rows in the file; those of them that an earlier run wrote
         self._started = self._told = time.perf_counter()
         self._progress_seconds = progress_seconds
         self._reader = open_reader(input_path, input_format, dialect)
@@ -116,13 +105,13 @@ class FileRun:
             raise
 
     def abandon(self) -> None:
-        """Close without a result; what was written stays if there is anything."""
+        """Close without a result. Finished rows stay in the partial file."""
         partial = self._writer.abandon()
         if partial is not None:
             rows = self._written
             message = f"stopped: {rows} finished {'row is' if rows == 1 else 'rows are'} in {partial}"
-            message += "" if self._journal is None else "; --resume goes on from there"
-            with suppress(OSError, SystemExit):  # a closed terminal: what stopped the run is not to be hidden
+            message += "" if self._journal is None else "; --resume continues after them"
+            with suppress(OSError, SystemExit):  # a closed terminal must not hide what stopped the run
                 self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def process(
@@ -139,12 +128,12 @@ class FileRun:
             From an iterator of rows (the values of the columns; an `InvalidRecord` for an unusable line) and a progress
             callback to tables of consecutive rows.
         fields : callable
-            From a record, a table and an index to the values of the added fields, status and message apart.
+            From a record, a table and an index to the values of the added fields, without status and message.
         identity : str
-            What the numbers depend on; a run is resumed under an equal one alone.
+            What the numbers depend on; a run is resumed only if it is equal.
         """
-        self._go_on(identity)
-        waiting: deque[tuple[Record, int]] = deque()  # each with how far the file was read for it
+        self._resume(identity)
+        waiting: deque[tuple[Record, int]] = deque()  # each with the position in the file after it
         position = 0
         values: dict[str, Any] = {}
 
@@ -153,7 +142,7 @@ class FileRun:
                 if self._reader.columns is None and record.fields is not None:
                     clash = self._added & record.fields.keys()
                     if clash:
-                        problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which is to be added"
+                        problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which this run would add"
                         record = replace(record, fields=None, problem=problem)
                 record = self._writer.accept(record)
                 waiting.append((record, self._reader.position))
@@ -200,7 +189,7 @@ class FileRun:
         self._writer.finish()
 
     def _tell(self, position: int) -> None:
-        """A line on stderr every half minute, where no bar moves."""
+        """Print a progress line on stderr every `progress_seconds`, if there is no bar."""
         now = time.perf_counter()
         if self._quiet or self.errors.is_terminal or now - self._told < self._progress_seconds:
             return
@@ -209,11 +198,11 @@ class FileRun:
         share = f"{100 * position / size:.0f} % of the input, " if size else ""
         rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
         message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
-        with suppress(OSError):  # nobody reads it: the rows are what counts
+        with suppress(OSError):  # nobody reads it; the rows are written all the same
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     def report(self, profile: RunProfile) -> None:
-        """Print where the time went."""
+        """Print the time by stage."""
         table = Table(title="time by stage")
         for name in ("stage", "calls", "seconds", "share"):
             table.add_column(name, justify="left" if name == "stage" else "right")
@@ -224,15 +213,16 @@ class FileRun:
 
     @property
     def rows_before(self) -> int:
-        """Rows that an earlier run has left, and that this one passes over."""
+        """Rows that an earlier run has finished, and that this run skips."""
         return 0 if self._journal is None else self._journal.rows
 
     @property
     def seconds(self) -> float:
+        """Time since the run was opened."""
         return time.perf_counter() - self._started
 
     def failed(self, *, skip_too_long: bool = False) -> int:
-        """Rows without a result that no policy excuses."""
+        """Number of rows without a result, apart from those that a policy skips."""
         failed = sum(count for status, count in self.statuses.items() if status not in SCORED)
         return failed - (self.statuses[TOO_LONG] if skip_too_long else 0)
 
@@ -245,7 +235,7 @@ class FileRun:
     ) -> None:
         """Write OUTPUT.signature.json and print the summary: counts, `lines`, time and signature.
 
-        Where the rows go to standard output, the summary goes to stderr, and so does the signature even when quiet.
+        If the rows go to standard output, the summary goes to stderr; the signature does so even if quiet.
         """
         if self._writer.is_file:
             about = {"kind": kind, "signature": signature.to_dict(), "rows": dict(self.statuses)}
@@ -255,7 +245,7 @@ class FileRun:
             self._print_summary(lines, signature, first)
         except BrokenPipeError:
             raise
-        except OSError as error:  # a full disk: the rows are where they belong
+        except OSError as error:  # a full disk; the rows are complete
             message = f"the summary could not be printed: {in_words(error)}"
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
             drop_unwritten()
@@ -276,25 +266,25 @@ class FileRun:
         if not self.statuses:
             table.add_row("rows", "0")
         if self._kept:
-            table.add_row("rows of the run before", f"{self._kept:,}; what follows is of the others")
+            table.add_row("rows of the stopped run", f"{self._kept:,}; the numbers below are of the other rows")
         if self._reader.blank_lines:
-            table.add_row("blank lines passed over", f"{self._reader.blank_lines:,}")
+            table.add_row("blank lines skipped", f"{self._reader.blank_lines:,}")
         for name, remark in remarks(self._reader, self._writer).items():
             table.add_row(name, remark)
         for name, value in lines:
             table.add_row(name, value)
-        table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} a second)")
+        table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} per second)")
         table.add_row("time", f"{self.seconds:.1f} s")
         console.print(table)
         console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
 
     def _say_fault(self, fault: str) -> None:
-        """Say, once, how all of the first rows fail."""
+        """Say how all of the first rows fail; once per run."""
         self._fault_said = True
         self.errors.print(f"{self._reader.path}: {fault}", soft_wrap=True, highlight=False, markup=False)
 
     def _checked_journal(self, resume: bool) -> Journal | None:
-        """Where the run keeps how far it is; None for an output that cannot be gone on with."""
+        """The journal, in which the run notes its finished rows; None for an output that cannot be resumed."""
         leftover = self._writer.leftover
         if resume and not self._writer.can_resume:
             raise InputError(
@@ -302,7 +292,7 @@ class FileRun:
                 f"{self._writer.path} is not"
             )
         if leftover is not None and not resume:
-            way = "go on with --resume, or move it away" if self._writer.can_resume else "move it away"
+            way = "continue with --resume, or move it away" if self._writer.can_resume else "move it away"
             raise InputError(f"rows of a run that was stopped are in {leftover}; {way}")
         if not self._writer.can_resume:
             return None
@@ -311,13 +301,13 @@ class FileRun:
             journal.load()
         return journal
 
-    def _go_on(self, identity: str) -> None:
-        """Pass over the rows that are done, and let the writer go on behind them."""
+    def _resume(self, identity: str) -> None:
+        """Skip the finished rows of a stopped run, and let the writer continue after them."""
         if self._journal is None:
             return
         reader = self._reader
         about: list[Any] = [self._columns, self._names, reader.format, self._writer.format, self._present]
-        if reader.format == "parquet":  # its rows have no text to tell them by
+        if reader.format == "parquet":  # its rows have no text by which they could be compared
             about += [os.stat(reader.path).st_size, os.stat(reader.path).st_mtime_ns]
         about += [repr(side.dialect) for side in (reader, self._writer) if hasattr(side, "dialect")]
         num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
@@ -329,15 +319,15 @@ class FileRun:
             self._journal.save(self.statuses, 0)
 
     def _values(self, record: Record) -> tuple[Any, ...]:
-        """The values of the columns, or as many `InvalidRecord`s."""
+        """The values of the columns; for a record that could not be read, one `InvalidRecord` per column."""
         if record.fields is None:
             return (InvalidRecord(record.problem),) * len(self._columns)
         return tuple(record.fields.get(column) for column in self._columns)
 
     def _checked_records(self, columns: dict[str, str]) -> tuple[Iterator[Record], list[str]]:
-        """The records and the columns, checked for columns that are nowhere and names that are taken.
+        """The records and the names of the columns; refuses missing columns and names that are taken.
 
-        JSON Lines have no header: what the first records hold stands for one.
+        JSON Lines have no header: the fields of the first records take its place.
 
         Raises
         ------
@@ -358,7 +348,7 @@ class FileRun:
         if self._reader.columns is not None:
             present = self._reader.columns
         else:
-            head += _up_to_usable(head, records)
+            head += up_to_usable(head, records)
             present = list(dict.fromkeys(key for record in head if record.fields is not None for key in record.fields))
         if present:
             for option, column in columns.items():
@@ -373,93 +363,15 @@ class FileRun:
 
 
 def dialect_options(options: Mapping[str, Any]) -> DialectOptions:
-    """What the options of a command say about delimited files."""
+    """The options of a command for delimited files."""
     return DialectOptions(options["delimiter"], options["quoting"])
 
 
 def files_beside(output_path: str) -> tuple[str, str, str]:
-    """What a run keeps beside its output: unfinished rows, how far they are, and the signature."""
+    """The files of a run beside its output: the finished rows of a stopped run, its journal, and the signature."""
     return str(partial_path(output_path)), state_path(output_path), f"{output_path}.signature.json"
 
 
-def common_fault(records: Sequence[Record], columns: Mapping[str, str], file_format: FileFormat) -> str:
-    """How every one of the records fails, if all fail alike, and what to do about it; empty otherwise.
-
-    Parameters
-    ----------
-    records : sequence of Record
-    columns : mapping of str to str
-        Option name to the column it names.
-    file_format : FileFormat
-    """
-    if not records:
-        return ""
-    problems = {re.sub(r"\d+", "#", record.problem.split(": ")[0]) for record in records if record.fields is None}
-    if problems:
-        if len(problems) > 1 or any(record.fields is not None for record in records):
-            return ""
-        return records[0].problem + _FAULT_ADVICE[file_format]
-    for option, column in columns.items():
-        faults = {_fault(record.fields.get(column)) for record in records if record.fields is not None}
-        if len(faults) == 1 and (fault := faults.pop()):
-            return f"the field {column!r} {fault}. If the texts are in another field, name it with {option}"
-    return ""
-
-
-def _fault(value: Any) -> str:
-    """What is wrong with a value of a column of texts (or of lists of them)."""
-    if value is None:
-        return "is missing"
-    if isinstance(value, list):
-        return ""
-    if not isinstance(value, str):
-        return f"is {kind_of(value)}, not text"
-    return "" if value.strip() else "is empty"
-
-
-def _up_to_usable(head: list[Record], records: Iterator[Record]) -> list[Record]:
-    """The records that follow unusable ones, up to one that can be read: a file may begin with broken rows."""
-    more: list[Record] = []
-    size = 0
-    while size < MAX_BYTES_LOOKED_AT and len(more) < MAX_RECORDS_LOOKED_AT:
-        if any(record.fields is not None for record in (more[-1:] or head)):
-            break
-        record = next(records, None)
-        if record is None:
-            break
-        more.append(record)
-        size += len(record.raw)
-    return more
-
-
-def say_remarks(reader: RowReader) -> None:
-    """Say on standard error what a summary of `FileRun` would say about the rows of a delimited file."""
-    for name, remark in remarks(reader).items():
-        Console(stderr=True).print(f"{reader.path}: {name}: {remark}", soft_wrap=True, highlight=False, markup=False)
-
-
-def remarks(*sides: RowReader | RowWriter) -> dict[str, str]:
-    """What is to be said about the rows of delimited files: a name, and how many and what became of them."""
-    return {name: remark for side in sides for name, remark in getattr(side, "remarks", {}).items()}
-
-
-def check_column(path: Path | str, present: Collection[str], column: str, option: str) -> None:
-    """Raise `InputError` where a file lacks a field that an option names."""
-    if column not in present:
-        listed = f"{path} has no field {column!r}; it has: {', '.join(present)}. Name one with {option}"
-        raise InputError(listed + _another_dialect(list(present), column))
-
-
-def _another_dialect(present: list[str], column: str) -> str:
-    """What to try where the names of the columns look as if the file was read with a wrong delimiter or quoting."""
-    if any(name.strip('"') == column for name in present):
-        return "; or, as its fields stand in quotes, give --quoting rfc4180"
-    if len(present) > 1:
-        return ""
-    marks = [mark for mark in ";\t|,:" if column in (name.strip(' "') for name in present[0].split(mark))]
-    return f"; or give --delimiter {repr(marks[0])}, which its first line has between names" if marks else ""
-
-
 def number(value: float) -> float | None:
-    """A JSON number, or null: a row without a result must not look like a perfect one."""
+    """A JSON number, or null for NaN and infinities: a row without a result must not look like a perfect one."""
     return None if not math.isfinite(value) else float(value)

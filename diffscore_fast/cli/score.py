@@ -1,4 +1,4 @@
-"""`diffscore score`: a file of rows to the same file with scores."""
+"""`diffscore score`: a file of rows in, the same rows with their scores out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -20,16 +20,17 @@ from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, numb
 from diffscore_fast.engine.profile import profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.scoring.config import ScoreConfig, default_full_draws
+from diffscore_fast.options import FullDraws
+from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, default_full_draws
 from diffscore_fast.scoring.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import ReconstructionConfig
 from diffscore_fast.scoring.scorer import DiffScorer
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
 
 TO_TERMINAL = "-"
+MAX_TEXT = 400  # characters of a candidate that --show prints
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -66,31 +67,17 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     )
     if run.rows_before and (options["heatmap"] or options["show"]):
         run.abandon()
-        raise InputError("--heatmap and --show are of the first rows, which an earlier run has done; leave them out")
-    scores, shown = array("d"), Table(title="first rows")
-    shown.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
-    shown.add_column("score", justify="right")
-    shown.add_column("± s.e.", justify="right")
-    tokens = 0
+        raise InputError("--heatmap and --show need the first rows, which an earlier run has finished; leave them out")
+    summary = _Summary(options["show"], options["candidate_column"])
 
     def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
         pairs = (row if config.needs_source else (None, *row) for row in rows)
         return scorer.score_batches(pairs, config, progress, by_time=True)
 
     def fields(record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
-        nonlocal tokens
         scored = table.status[row] in SCORED
-        if scored:
-            scores.append(table.scores[row])
-            tokens += int(table.num_tokens[row])
+        summary.add(record, table, row)
         heatmap.add(record, table, row)
-        if shown.row_count < options["show"]:
-            text = "" if record.fields is None else str(record.fields.get(options["candidate_column"]))[:400]
-            score, stderr = table.scores[row], table.stderr[row]
-            shown.add_row(
-                Text(printable(" ".join(text.split()))),
-                *("" if math.isnan(item) else f"{item:.3f}" for item in (score, stderr)),
-            )
         return {
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
@@ -113,29 +100,55 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     except BaseException:
         run.abandon()
         raise
-    lines = []
-    if scores:
-        values = np.frombuffer(scores)  # eight bytes a row, where a list of floats would take forty
-        lines = [
-            ("mean score", f"{values.mean():.4f} nats a token ({config.kind})"),
-            ("median score", f"{np.median(values):.4f}"),
-            ("tokens scored", f"{tokens:,}"),
-        ]
     signature = scorer.signature(config)
-    lines += faster_type(options, signature.dtype)
-    # Files first: the summary may meet a closed pipe.
+    lines = summary.lines(config.kind) + faster_type(options, signature.dtype)
+    # Files first: printing the summary may fail on a closed pipe.
     heatmap.write(run.statuses.total())
     if profile is not None:
         profile.write_trace(options["profile_run"])
-    run.finish(lines, signature, config.kind, shown if shown.row_count else None)
+    run.finish(lines, signature, config.kind, summary.first_rows if summary.first_rows.row_count else None)
     heatmap.show(run.statuses.total(), to_stderr=output_path == "-")
     if profile is not None:
         run.report(profile)
     return run.failed(skip_too_long=config.overlength == "skip") > 0
 
 
+class _Summary:
+    """The first rows of a run for --show, and a few numbers of all rows."""
+
+    def __init__(self, show: int, column: str) -> None:
+        self._show, self._column = show, column
+        self._scores = array("d")  # 8 bytes per row; a list of floats would take 40
+        self._tokens = 0
+        self.first_rows = Table(title="first rows")
+        self.first_rows.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
+        self.first_rows.add_column("score", justify="right")
+        self.first_rows.add_column("± s.e.", justify="right")
+
+    def add(self, record: Record, table: ScoreTable, row: int) -> None:
+        """Add a row, scored or not."""
+        if table.status[row] in SCORED:
+            self._scores.append(table.scores[row])
+            self._tokens += int(table.num_tokens[row])
+        if self.first_rows.row_count < self._show:
+            text = "" if record.fields is None else str(record.fields.get(self._column))[:MAX_TEXT]
+            numbers = ("" if math.isnan(item) else f"{item:.3f}" for item in (table.scores[row], table.stderr[row]))
+            self.first_rows.add_row(Text(printable(" ".join(text.split()))), *numbers)
+
+    def lines(self, kind: str) -> list[tuple[str, str]]:
+        """Lines of the summary."""
+        if not self._scores:
+            return []
+        values = np.frombuffer(self._scores)
+        return [
+            ("mean score", f"{values.mean():.4f} nats per token ({kind})"),
+            ("median score", f"{np.median(values):.4f}"),
+            ("tokens scored", f"{self._tokens:,}"),
+        ]
+
+
 class _HeatMap:
-    """The first rows of a run, kept for the heat map; nothing where none is asked for."""
+    """Keeps the first rows of a run for the heat map; without --heatmap it does nothing."""
 
     def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, ...]) -> None:
         self._path, self._direction = options["heatmap"], config.direction
@@ -144,12 +157,13 @@ class _HeatMap:
             self._column = next(iter(context_column(options, config).values()))
         self._texts: list[str | None] = []
         self._tables: list[ScoreTable] = []
-        self._most = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
+        self._max_rows = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
         if self._path not in (None, TO_TERMINAL):
             check_extra_output("heat map", self._path, taken)
 
     def add(self, record: Record, table: ScoreTable, row: int) -> None:
-        if self._path is None or len(self._texts) == self._most:
+        """Keep a row, if it is one of the first."""
+        if self._path is None or len(self._texts) == self._max_rows:
             return
         text = None if record.fields is None else record.fields.get(self._column)
         if isinstance(text, list) and table.reference is not None and table.reference[row] >= 0:
@@ -158,20 +172,20 @@ class _HeatMap:
         self._tables.append(table.take([row]))
 
     def write(self, rows_in_all: int) -> None:
-        """The page, where one is asked for."""
+        """Write the page, if --heatmap names a file."""
         if self._path not in (None, TO_TERMINAL) and self._tables:
             page = heatmap_html(self._texts, ScoreTable.join(self._tables), rows_in_all=rows_in_all)
             Path(self._path).write_text(page, encoding="utf-8", errors="replace")
 
     def show(self, rows_in_all: int, *, to_stderr: bool) -> None:
-        """The same for the terminal."""
+        """Print the heat map, if --heatmap is '-'."""
         if self._path == TO_TERMINAL and self._tables:
             table = ScoreTable.join(self._tables)
             Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
 
 
 def check_extra_output(what: str, path: str, taken: tuple[str, ...]) -> None:
-    """Refuse a file beside the output that cannot be written, or that is one of those `taken` by the run."""
+    """Raise `InputError` for an extra file that cannot be written, or that is one of the run's files (`taken`)."""
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"cannot write {path}: there is no such folder")
     if Path(path).is_dir() or (Path(path).exists() and not os.access(path, os.W_OK)):
@@ -181,7 +195,7 @@ def check_extra_output(what: str, path: str, taken: tuple[str, ...]) -> None:
 
 
 def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, str]:
-    """The option that names the field of the texts beside the candidates, and that field; empty where none is read."""
+    """The option for the field of the sources or references, and that field; empty if the direction reads none."""
     if not config.needs_source:
         return {}
     if config.aggregate is not None:
@@ -190,7 +204,7 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
 
 
 def make_config(options: dict[str, Any]) -> ScoreConfig:
-    """The configuration that the options of `score` spell."""
+    """The configuration for the options of `score`."""
     design = MaskDesign(
         options["draws"],
         ratios=options["mask_ratios"],
@@ -224,7 +238,7 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
     )
 
 
-def _parse_full_draws(text: str | None) -> int | Literal["auto"] | None:
+def _parse_full_draws(text: str | None) -> FullDraws | None:
     if text is None or text == "auto":
         return text  # type: ignore[return-value]
     try:
@@ -234,7 +248,7 @@ def _parse_full_draws(text: str | None) -> int | Literal["auto"] | None:
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
-    """Comma-separated numbers of an option; None where it was not given."""
+    """The comma-separated numbers of an option; None if it was not given."""
     if text is None:
         return None
     try:
@@ -244,6 +258,7 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, FieldType]:
+    """Names and types of the fields that are added to every row."""
     fields: dict[str, FieldType] = {
         "score": "number",
         "stderr": "number",
@@ -252,7 +267,7 @@ def _added_fields(options: dict[str, Any], config: ScoreConfig) -> dict[str, Fie
         "status": "text",
         "message": "text",
     }
-    if config.attention == "corrected":
+    if config.corrected:
         fields["full_draws"] = "count"
     if config.overlength == "truncate-source":
         fields["truncated_tokens"] = "count"

@@ -1,4 +1,4 @@
-"""How the command meets its streams: closed pipes, full disks, and terminals that cannot show every character."""
+"""Standard streams: closed pipes, full disks, and terminals that cannot show every character."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = {
 
 
 class Command(click.Group):
-    """The group of all commands. A reader that closes its pipe ends it quietly, wherever it was; `head` is no fault."""
+    """The group of all commands. A command whose pipe is closed by its reader (`head`) ends without a message."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         show_every_character()
@@ -30,13 +30,13 @@ class Command(click.Group):
             try:
                 return super().main(*arguments, **options)
             finally:
-                # Here, where it can be answered, and not when the interpreter shuts down.
+                # Flush here, where errors can be handled, and not when the interpreter shuts down.
                 for stream in (sys.stdout, sys.stderr):
                     if stream is not None:
                         stream.flush()
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        """As in click; --help and --version are printed here, and click makes a closed pipe an error of its own."""
+        """As in click. --help and --version are printed here, where click would report a closed pipe as an error."""
         with _streams():
             return super().make_context(*arguments, **options)
 
@@ -46,14 +46,14 @@ class Command(click.Group):
 
 
 def show_every_character() -> None:
-    """Characters that standard output has no code for (ASCII, Latin-1) become "?" in place of an exception."""
+    """Print "?" for characters that the encoding of a stream lacks (ASCII, Latin-1), instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def in_words(error: OSError) -> str:
-    """What is wrong with a file, and what to do, where the system's own words may not be enough."""
+    """What is wrong with a file; for a full disk also what to do."""
     if error.errno not in _FULL:
         return str(error)
     place = f"cannot write {error.filename}" if error.filename else "cannot write"
@@ -62,6 +62,7 @@ def in_words(error: OSError) -> str:
 
 @contextmanager
 def _streams() -> Iterator[None]:
+    """End the process with a message and an exit code if a stream fails."""
     try:
         yield
     except BrokenPipeError:
@@ -73,12 +74,12 @@ def _streams() -> Iterator[None]:
 
 
 def drop_unwritten() -> None:
-    """What a stream still holds and cannot write goes nowhere, or Python would try once more at the end."""
+    """Discard what a stream cannot write; Python would try again at exit, and fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            with suppress(OSError, ValueError):  # a stream of a test has no descriptor
+            with suppress(OSError, ValueError):  # the streams of tests have no descriptor
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)

@@ -1,4 +1,4 @@
-"""How far attention `prefix` lies from `full` for a model: what decides whether its shortcut may be taken."""
+"""How much scores under `prefix` differ from scores under `full`, to decide whether `prefix` may be used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from diffscore_fast.arguments import checked_column
+from diffscore_fast.options import DEFAULT_CALIBRATION_DRAWS, DEFAULT_SEED
 from diffscore_fast.scoring.scorer import DiffScorer
 
 PREFIX_LENGTH_BINS = 4
@@ -16,18 +17,18 @@ PREFIX_LENGTH_BINS = 4
 
 @dataclass(frozen=True)
 class PatternComparison:
-    """Scores under `prefix` beside those under `full`, on common masks.
+    """Scores under `prefix` compared with those under `full`, on the same masks.
 
     Parameters
     ----------
     label : str
-        "all rows", "mask ratio 0.3", or "prefix of 20 to 41 tokens".
+        Which scores: "all rows", "mask ratio 0.3", or "prefix of 20 to 41 tokens".
     rows : int
-        Rows scored under both.
+        Number of rows that are scored under both.
     rank_correlation : float
-        Spearman's; NaN for fewer than three rows, or where one side is constant.
+        Spearman's; NaN for fewer than three rows, and if one side is constant.
     mean_difference, worst_difference : float
-        Mean of prefix - full, and the difference of largest size, in nats a token; NaN without rows.
+        Mean of prefix - full, and the difference of largest size, in nats per token; NaN without rows.
     """
 
     label: str
@@ -38,21 +39,27 @@ class PatternComparison:
 
 
 def calibrate(
-    scorer: DiffScorer, sources: Sequence[str], candidates: Sequence[str], *, draws: int = 20, seed: int = 0
+    scorer: DiffScorer,
+    sources: Sequence[str],
+    candidates: Sequence[str],
+    *,
+    draws: int = DEFAULT_CALIBRATION_DRAWS,
+    seed: int = DEFAULT_SEED,
 ) -> list[PatternComparison]:
-    """Compare the two patterns on a sample of rows: all together, by mask ratio, and by quarters of prefix length.
+    """Compare the two patterns on a sample of rows: on all rows, by mask ratio, and by quartile of prefix length.
 
     Parameters
     ----------
     sources, candidates : sequence of str
         Rows that cannot be scored are left out.
-    draws, seed : int
-        Of the published grid; 20 make 18 forward passes under each pattern.
+    draws : int
+        K of the published grid; 20 make 18 forward passes under each pattern.
+    seed : int
 
     Raises
     ------
     UnsupportedPatternError
-        If the model has only one of the patterns.
+        If the model lacks one of the patterns.
     """
     sources, candidates = checked_column("sources", sources), checked_column("candidates", candidates)
     prefix, full = (

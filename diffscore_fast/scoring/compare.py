@@ -1,4 +1,4 @@
-"""Two systems on the same rows: difference, paired bootstrap interval, paired permutation test."""
+"""Two systems on the same rows: their difference, its paired bootstrap interval, and a paired permutation test."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy.stats import bootstrap, permutation_test
 
 from diffscore_fast.arguments import check_at_most, checked_seed, whole_number
 from diffscore_fast.errors import InputError
-from diffscore_fast.options import MAX_RESAMPLES
+from diffscore_fast.options import DEFAULT_CONFIDENCE, DEFAULT_RESAMPLES, DEFAULT_SEED, MAX_RESAMPLES
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
 
-_NUMBERS_CHUNK = 1 << 22  # resampled values in memory
+RESAMPLED_CHUNK = 1 << 22  # resampled values that are in memory together
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Comparison:
     Parameters
     ----------
     rows : int64 [n]
-        Rows that both systems have a score in; everything below is about them.
+        Rows in which both systems have a score; everything below is about these rows.
     differences : float64 [n]
-        Score of A minus score of B, nats a token.
+        Score of A - score of B, in nats per token.
     mean_a, mean_b, difference : float
-        Means over rows, and mean of the differences; NaN for no rows.
+        Means over rows, and the mean of the differences; NaN without rows.
     low, high : float
-        Percentile bootstrap interval of the difference, rows resampled; NaN for fewer than two rows.
+        Percentile bootstrap interval of the difference, by resampling rows; NaN for fewer than two rows.
     confidence : float
         Its coverage.
     p_value : float
-        Two-sided, from the permutation test that exchanges A and B within rows; NaN for fewer than two rows.
+        Two-sided, of the permutation test that exchanges A and B within rows; NaN for fewer than two rows.
     wins_a, wins_b, ties : int
-        Rows where A scores higher, B scores higher, both the same.
+        Number of rows in which A scores higher, B scores higher, and both score the same.
     excluded : dict of str to int
-        The other rows, by what kept them out: "A: " or "B: " and the status; a row that both sides failed counts for A.
+        Number of other rows by reason: "A: " or "B: " and the status. A row that failed on both sides counts for A.
     """
 
     rows: np.ndarray
@@ -57,11 +57,11 @@ class Comparison:
     excluded: dict[str, int]
 
     def most_different(self, count: int) -> np.ndarray:
-        """Positions in `rows` of the largest differences in either direction, the largest first. int64 [<= count]."""
+        """Positions in `rows` of the largest differences of either sign, the largest first. int64 [<= count]."""
         return np.argsort(-np.abs(self.differences), kind="stable")[:count]
 
     def to_dict(self) -> dict[str, float | int | dict[str, int] | None]:
-        """The numbers, without the arrays; NaN becomes None."""
+        """The numbers by name, without the arrays; NaN becomes None."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
         values["rows"] = len(self.rows)
@@ -71,24 +71,29 @@ class Comparison:
 
 
 def compare(
-    a: ScoreTable, b: ScoreTable, *, resamples: int = 9999, confidence: float = 0.95, seed: int = 0
+    a: ScoreTable,
+    b: ScoreTable,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    confidence: float = DEFAULT_CONFIDENCE,
+    seed: int = DEFAULT_SEED,
 ) -> Comparison:
     """Compare two systems row by row.
 
-    Both tables must be scored alike; rows without a score on either side are excluded from both. Masks are keyed by the
-    scored text: in `reverse` both scores of a row rest on the same masks of the source, elsewhere where the two
-    outputs are equal, whose difference is then exactly 0.
+    Both tables must have the same signature. A row without a score on one side is excluded on both. Masks follow from
+    the scored text: in `reverse` both scores of a row use the same masks of the source; in other directions only equal
+    outputs have the same masks, and their difference is exactly 0.
 
     Parameters
     ----------
     a, b : ScoreTable
-        Row i of both is about the same source.
+        Row i of both has the same source.
     resamples : int
-        Of the bootstrap, and of the permutation test (which is exact where there are no more exchanges than that).
+        Number of resamples of the bootstrap and of the permutation test (which is exact if there are fewer exchanges).
     confidence : float
         Coverage of the interval.
     seed : int
-        Of the resampling; the scores have their own.
+        Seed of the resampling; it does not change the scores.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def compare(
     1
     """
     if len(a) != len(b):
-        raise InputError(f"{len(a)} rows against {len(b)}; row i of both must be about the same source")
+        raise InputError(f"{len(a)} rows against {len(b)}; row i of both must have the same source")
     if a.signature != b.signature:
         raise InputError(f"the scores are not comparable: {a.signature} against {b.signature}")
     check_resampling(resamples, confidence)
@@ -122,9 +127,9 @@ def compare(
     differences = scores_a - scores_b
     low = high = p_value = math.nan
     if len(rows) > 1:
-        # Two streams, so that interval and p-value do not share their luck.
+        # Two streams, so that the interval and the p-value are independent.
         first, second = np.random.default_rng(checked_seed(seed) % 2**128).spawn(2)
-        batch = max(1, _NUMBERS_CHUNK // len(rows))
+        batch = max(1, RESAMPLED_CHUNK // len(rows))
         interval = bootstrap(
             (differences,),
             np.mean,
@@ -167,7 +172,7 @@ def compare(
 
 
 def check_resampling(resamples: int, confidence: float) -> None:
-    """Raise `InputError` for numbers that `compare` cannot work with."""
+    """Raise `InputError` for values that `compare` does not take."""
     if not 0.0 < confidence < 1.0:
         raise InputError(f"confidence must lie between 0 and 1, not {confidence}")
     if whole_number("resamples", resamples) < 1:

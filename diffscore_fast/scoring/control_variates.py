@@ -1,10 +1,10 @@
-"""Control variates for balanced draws: what a score owes to the luck of which tokens were masked beside which.
+"""Control variates for balanced draws: they remove the part of a score that depends on which masks were drawn.
 
-Most of a score's variance over seeds comes from three things that another replicate of the same target shows as well:
-some tokens are harder than others, a token is harder when more of the text is masked, and harder when its neighbours
-are. A ridge regression on all *other* replicates predicts each masked token's log-prob from these; the prediction h is
-taken off, and its exact expectation over the design is added back. Given the other replicates h is a fixed function of
-the masks, so every replicate, and their mean, keeps its expectation whatever was fitted.
+Most of a score's variance over seeds has three causes, which another replicate of the same target shows as well: some
+tokens are harder than others, a token is harder if more of the text is masked, and harder if its neighbours are. A
+ridge regression on all *other* replicates predicts the log-prob of each masked token from these. The prediction h is
+subtracted, and its exact expectation over the design is added. Given the other replicates, h is a fixed function of the
+masks: every replicate keeps its expectation, whatever was fitted, and so does their mean.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import numpy as np
 from diffscore_fast.engine.ragged import offsets_of, places_in, segment_ids
 from diffscore_fast.scoring.draws import MaskDraws
 
-# What the regression leans to where the other replicates say little, and how firmly: nats for a mask of all tokens, for
-# a masked neighbour at distance 1, and at distance 2 (columns of `_features`; the first is the intercept), and tokens'
-# own levels around 0. Set by the embedded model's scores of 18 rows. They decide how much variance goes, never the
-# expectation.
-LEANING = (0.0, -2.0, -0.8, -0.2)
+# Prior of the regression, for few or uninformative replicates. The coefficients, in nats: of the intercept, of a mask
+# of all tokens, and of a masked neighbour at distance 1 and at distance 2 (the columns of `_features`). The ridges are
+# their weights, and that of the tokens' own levels around 0. Set by the embedded model's scores of 18 rows. They decide
+# how much the variance falls, and never change the expectation.
+PRIOR = (0.0, -2.0, -0.8, -0.2)
 RIDGES = (0.0, 1.0, 6.0, 18.0)
 TOKEN_RIDGE = 0.5
 
 
 def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Controls of balanced draws, whose targets have two replicates or more.
+    """Controls of balanced draws; every target must have two replicates or more.
 
     Parameters
     ----------
     draws : MaskDraws [D]
-        Those of a target together.
+        The draws of a target stand together.
     values : float64 [sum of draws.counts]
         Log-prob of every masked token, draw by draw.
 
     Returns
     -------
     control : float64 [sum of draws.counts]
-        Prediction h for every masked token; 0 for targets with values that are not finite.
+        Prediction h for every masked token; 0 in targets with a value that is not finite.
     expectation : float64 [D]
-        Expectation over the design of the control in the draw's replicate, sum of share * mean h.
+        Expectation over the design of the control of the draw's replicate: the sum of share * mean h.
     """
-    # A unit is a replicate of a target; `starts` says where its tokens lie among those of all units.
+    # A unit is a replicate of a target. Its tokens start at `starts` among those of all units.
     cell = draws.target * (draws.replicate.max() + 1) + draws.replicate
     _, first, of_draw = np.unique(cell, return_index=True, return_inverse=True)
     _, first_of_target, of_unit = np.unique(draws.target[first], return_index=True, return_inverse=True)
@@ -58,14 +58,14 @@ def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndar
     features = _features(draws, place)
 
     def of_others(own: np.ndarray, group: np.ndarray) -> np.ndarray:
-        """Sums over the target's other replicates from those of each replicate."""
+        """Sums over the target's other replicates, from the sums of each replicate."""
         return np.bincount(group, weights=own)[group] - own
 
     def sums(index: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
         # bincount adds in order of occurrence: a sum does not depend on the neighbours.
         return np.bincount(index, weights=weights, minlength=size)
 
-    # Normal equations of the other replicates, with every token's own level eliminated.
+    # Normal equations of the other replicates; the levels of single tokens are eliminated.
     columns, units, tokens = range(len(RIDGES)), len(lengths), int(starts[-1])
     token_sums = np.stack([of_others(sums(entry_token, features[j], tokens), target_token) for j in columns])
     token_observed = of_others(sums(entry_token, observed, tokens), target_token)
@@ -78,8 +78,8 @@ def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndar
         for j in range(i + 1):
             entry = of_others(sums(entry_unit, features[i] * features[j], units), of_unit)
             matrix[:, i, j] = matrix[:, j, i] = entry - sums(of_token, token_sums[i] * token_sums[j] * scale, units)
-    lean = np.multiply(RIDGES, LEANING)
-    fitted = np.linalg.solve(matrix + np.diag(RIDGES), (vector + lean)[:, :, None])[:, :, 0]
+    prior = np.multiply(RIDGES, PRIOR)
+    fitted = np.linalg.solve(matrix + np.diag(RIDGES), (vector + prior)[:, :, None])[:, :, 0]
     levels = (token_observed - (token_sums * fitted.T[:, of_token]).sum(axis=0)) * scale
 
     control = levels[entry_token] + (features[1:] * fitted.T[1:, entry_unit]).sum(axis=0)
@@ -91,18 +91,18 @@ def cross_fitted_controls(draws: MaskDraws, values: np.ndarray) -> tuple[np.ndar
 def _features(draws: MaskDraws, place: np.ndarray) -> np.ndarray:
     """Columns of the regression for every masked token, float64 [4, sum of draws.counts].
 
-    1, |M| / L, and the numbers of masked neighbours at distance 1 and 2 less their expectations over masks of |M|
+    1, |M| / L, and the numbers of masked neighbours at distance 1 and 2, less their expectations over masks of |M|
     tokens and over the tokens of the mask.
     """
     counts, lengths = draws.counts.astype(np.float64), draws.lengths.astype(np.float64)
     draw = segment_ids(draws.counts)
     rows = [np.ones(len(draw)), (counts / lengths)[draw]]
     masked_at = np.flatnonzero(draws.masked)
-    others = (counts - 1.0) / np.maximum(lengths - 1.0, 1.0)  # chance that another given token is masked too
+    others = (counts - 1.0) / np.maximum(lengths - 1.0, 1.0)  # probability that another given token is masked too
     for distance in (1, 2):
         neighbours = np.zeros(len(draw))
         for step, inside in ((-distance, place >= distance), (distance, place < draws.lengths[draw] - distance)):
             neighbours[inside] += draws.masked[masked_at[inside] + step]
-        pairs = 2.0 * np.maximum(lengths - distance, 0.0) / lengths  # neighbours of a token, in the mean
+        pairs = 2.0 * np.maximum(lengths - distance, 0.0) / lengths  # mean number of neighbours of a token
         rows.append(neighbours - (pairs * others)[draw])
     return np.stack(rows)

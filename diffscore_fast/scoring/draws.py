@@ -1,4 +1,7 @@
-"""The masks of a design's draws, from numbers that depend on the target alone."""
+"""The masks of a design's draws: which tokens each draw masks, and what it weighs in the score.
+
+The random numbers depend on the target alone.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,36 @@ from diffscore_fast.engine.random import uniforms
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.sizes import SizeTable, log_binomial, size_table
 
-# Shares of balanced draws: stratum k of K covers ((k - 1)/K)^p .. (k/K)^p of the sizes' distribution, smallest first.
-# Measured by bench.designs: with equal shares the few tokens of the smallest masks decide the variance.
+# Shares of balanced draws: stratum k of K is the part ((k - 1)/K)^p .. (k/K)^p of the distribution of mask sizes, from
+# the smallest up. Measured by bench.designs: with equal shares, the few tokens of the smallest masks decide the
+# variance.
 STRATA_POWER = 1.5
 
-_RATIO_STREAM, _TOKEN_STREAM, _FALLBACK_STREAM, _PICK_STREAM = 0, 1, 2, 3
+# Streams of random numbers; each use has its own. `scoring.corrected` picks draws by the last one.
+RATIO_STREAM, TOKEN_STREAM, FALLBACK_STREAM, PICK_STREAM = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
 class MaskDraws:
-    """D draws, those of a target together. The score of a replicate is the sum of weight * mean log-prob.
+    """D draws; those of a target stand together. The score of a replicate is the sum of weight * mean log-prob.
 
     Parameters
     ----------
     target, replicate : int64 [D]
-        Whose draw it is, and of which of the target's replicates.
+        Target of the draw, and which of the target's replicates it belongs to.
     number : int64 [D]
-        What its random numbers are drawn by.
+        Number of the draw in the target's random numbers.
     share : float64 [D]
-        Part of the replicate that the draw stands for; these sum to 1.
+        Part of the replicate that the draw represents; the shares of a replicate sum to 1.
     weight : float64 [D]
         Weight in the replicate's score of the mean log-prob of the masked tokens.
     level_weights : float64 [D, levels]
         Weight of that mean in each level of the profile, relative to the target's other draws.
     mean_ratio : float64 [D]
-        Expectation over the design of sum of share * |M| / L in a replicate of balanced draws; NaN of others.
+        For balanced draws, the expectation over the design of a replicate's sum of share * |M| / L; else NaN.
     level_mass, level_ratio : float64 [D, levels]
-        Expectation over the design of a balanced replicate's sum of `level_weights`, and of the sum of these times
-        |M| / L; NaN of others.
+        For balanced draws, the expectation over the design of a replicate's sum of `level_weights`, and of its sum of
+        level_weights * |M| / L; else NaN.
     lengths : int64 [D]
         Tokens of the target.
     masked : bool [sum(lengths)]
@@ -80,7 +85,7 @@ class MaskDraws:
 
     @staticmethod
     def join(parts: list[MaskDraws]) -> MaskDraws:
-        """All draws, ordered by target; no two parts have a target in common."""
+        """All draws, ordered by target. No two parts may share a target."""
         names = MaskDraws.__dataclass_fields__
         joined = MaskDraws(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
         return joined.take(np.argsort(joined.target, kind="stable"))
@@ -96,7 +101,7 @@ def draw_masks(
     elbo: bool = False,
     level_weights: tuple[float, ...] | None = None,
 ) -> MaskDraws:
-    """Make replicates of each target's design, which depend on its key alone.
+    """Replicates of the design for each target; they depend on the target's key alone.
 
     Parameters
     ----------
@@ -105,11 +110,11 @@ def draw_masks(
     lengths : int64 [n]
         Tokens of each target, at least 1.
     replicates : int64 [n]
-        How many to make; may be 0.
+        How many to make for each target; may be 0.
     first : int
-        Replicates of the target that were made before: the next ones are independent of them.
+        Number of replicates that were made before; the new ones are independent of them.
     elbo : bool
-        Weigh draws 1/t; else an empty draw masks one uniformly chosen token instead.
+        Weight draws by 1/t. Otherwise an empty draw masks one uniformly chosen token.
     level_weights : tuple of float, optional
         Weight of each level; equal if not given.
     """
@@ -134,14 +139,14 @@ def all_masks(
     elbo: bool = False,
     level_weights: tuple[float, ...] | None = None,
 ) -> MaskDraws:
-    """Every mask that the design can draw, for these of the targets, each with its exact weight: one replicate."""
+    """Every mask that the design can draw, with its exact weight, as one replicate of each of these targets."""
     parts = [_nothing(design)]
     for length in np.unique(lengths[targets]):
         table = size_table(design, int(length), elbo=elbo, level_weights=level_weights)
         members = targets[lengths[targets] == length]
         masks = (np.arange(1, 1 << length)[:, None] >> np.arange(length)) & 1
         counts = masks.sum(axis=1)
-        possible = table.levels.sum(axis=0)[counts - 1] > 0  # a grid of counts leaves sizes out
+        possible = table.levels.sum(axis=0)[counts - 1] > 0  # a grid of count masks leaves sizes out
         masks, counts = masks[possible], counts[possible]
         share = np.exp(-log_binomial(int(length))[counts])
         repeat = len(members)
@@ -167,40 +172,15 @@ def all_masks(
 
 
 def mask_ratios(design: MaskDesign, keys: np.ndarray, draw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mask ratio in (0, 1] and level of independent draws, [D]. Draws count on from replicate to replicate."""
+    """Mask ratio in (0, 1] and level of independent draws, [D]. Draws are numbered through all replicates."""
     if design.ratios == "grid":
         level = draw % (design.levels - 1)
         return design.level_ratios[level], level
-    ratio = 1.0 - uniforms(keys, draw, np.zeros_like(draw), _RATIO_STREAM)  # (0, 1]
+    ratio = 1.0 - uniforms(keys, draw, np.zeros_like(draw), RATIO_STREAM)  # (0, 1]
     if design.ratios == "stratified":
         strata = design.draws_per_replicate
         ratio = (draw % strata + ratio) / strata
     return ratio, np.minimum((ratio * design.levels).astype(np.int64), design.levels - 1)
-
-
-def pick_draws(design: MaskDesign, keys: np.ndarray, draws: MaskDraws, picks: np.ndarray) -> np.ndarray:
-    """Factor of each draw in the mean over picked ones: its picks / (picks in all * share), of expectation 1, [D].
-
-    In a replicate the draws are laid end to end in random order, each as long as its share, and picked at equal steps
-    from one uniform place: where the shares are equal, a uniformly random subset.
-
-    Parameters
-    ----------
-    picks : int64 [n]
-        Picks in a replicate of each target, at least 1 where it has draws.
-    """
-    per = design.draws_per_replicate
-    target, number, share = (item.reshape(-1, per) for item in (draws.target, draws.number, draws.share))
-    zeros = np.zeros(len(draws.target), np.int64)
-    rank = uniforms(keys[draws.target], draws.number, zeros, _PICK_STREAM).reshape(-1, per)
-    offset = uniforms(keys[target[:, 0]], number[:, 0], np.ones(len(target), np.int64), _PICK_STREAM)[:, None]
-    order, steps = rank.argsort(axis=1, kind="stable"), picks[target[:, :1]]
-    ends = np.take_along_axis(share, order, axis=1).cumsum(axis=1) * steps
-    ends[:, -1:] = steps  # not a rounding error below it
-    picked = np.diff(np.ceil(ends - offset), axis=1, prepend=0.0)
-    factor = np.empty_like(ends)
-    np.put_along_axis(factor, order, picked, axis=1)
-    return (factor / (steps * share)).ravel()
 
 
 def _independent(
@@ -216,18 +196,18 @@ def _independent(
     own_keys, own_lengths = keys[target], lengths[target]
     ratio, level = mask_ratios(design, own_keys, draw)
     segment, token = segment_ids(own_lengths), places_in(own_lengths)
-    numbers = uniforms(own_keys[segment], draw[segment], token, _TOKEN_STREAM)
+    numbers = uniforms(own_keys[segment], draw[segment], token, TOKEN_STREAM)
     if design.masking == "count":
         order = np.lexsort((numbers, segment))
         masked = np.empty(len(numbers), dtype=bool)
-        # `order` keeps segments in place, so `token` is the rank.
+        # `order` sorts within segments, so `token` is the rank.
         masked[order] = token < design.count_sizes(ratio, own_lengths)[segment]
     else:
         masked = numbers < ratio[segment]
     counts = np.bincount(segment[masked], minlength=len(target))
     empty = np.flatnonzero(counts == 0)
     if not elbo and len(empty):
-        choice = uniforms(own_keys[empty], draw[empty], np.zeros_like(empty), _FALLBACK_STREAM)
+        choice = uniforms(own_keys[empty], draw[empty], np.zeros_like(empty), FALLBACK_STREAM)
         masked[offsets_of(own_lengths)[empty] + (choice * own_lengths[empty]).astype(np.int64)] = True
         counts[empty] = 1
     share = np.full(len(target), 1.0 / design.draws_per_replicate)
@@ -235,7 +215,7 @@ def _independent(
     if level_weights is not None:
         shares = np.asarray(level_weights, dtype=np.float64)
         weight *= (shares / shares.mean())[level]
-    if elbo and design.masking == "bernoulli":  # (1/t) sum / L; for counts (L/l) sum / L is the mean itself
+    if elbo and design.masking == "bernoulli":  # (1/t) sum / L; with count masking (L/l) sum / L is the mean itself
         weight *= counts / (ratio * own_lengths)
     of_level = (level[:, None] == np.arange(len(design.level_ratios))) & (counts > 0)[:, None]
     unknown = np.full(of_level.shape, np.nan)
@@ -264,12 +244,12 @@ def _balanced(
     number: np.ndarray,
     tables: dict[int, SizeTable],
 ) -> MaskDraws:
-    """Sizes from strata of their distribution; tokens shared out so that none weighs more than the others.
+    """Mask sizes from strata of their distribution, and masks that give all tokens nearly the same total weight.
 
-    In a draw a token weighs (the stratum's share)/|M|. The draws choose in descending order of that, and each takes
-    the tokens that weigh least so far, ties broken at random. No token is treated unlike another, so that a mask,
-    given its size, is a uniform choice of tokens: the score keeps its expectation. [U] units below are (target,
-    replicate) pairs, of `per` draws each.
+    In a draw a masked token weighs (the stratum's share) / |M|. The draws choose in descending order of that weight,
+    and each takes the tokens with the smallest total weight so far; ties are broken at random. All tokens are treated
+    alike, so a mask of a given size is a uniform choice of tokens, and the score keeps its expectation. The [U] units
+    below are (target, replicate) pairs of `per` draws each.
     """
     per, units = design.draws_per_replicate, len(target)
     own_keys, own_lengths = keys[target], lengths[target]
@@ -284,8 +264,8 @@ def _balanced(
     loads = np.zeros(len(unit))
     rows = np.arange(units)
     for draw in np.argsort(-token_weight, axis=1, kind="stable").T:
-        numbers = uniforms(own_keys[unit], number[rows, draw][unit], token, _TOKEN_STREAM)
-        # The order keeps units in place, so `token` is the rank within the unit.
+        numbers = uniforms(own_keys[unit], number[rows, draw][unit], token, TOKEN_STREAM)
+        # Sorted within units, so `token` is the rank within the unit.
         chosen = np.lexsort((numbers, loads, unit))[token < sizes[rows, draw][unit]]
         masked[starts[rows, draw][unit[chosen]] + token[chosen]] = True
         loads[chosen] += token_weight[rows, draw][unit[chosen]]
@@ -294,7 +274,7 @@ def _balanced(
     for length, table in tables.items():
         members = np.flatnonzero(own_lengths == length)
         mean_size[members] = table.mean_size
-        drawn = np.where(table.score > 0, table.levels, 0.0)  # sizes that the design never draws say nothing
+        drawn = np.where(table.score > 0, table.levels, 0.0)  # sizes that the design never draws have no weight
         mass[members] = drawn.sum(axis=1)
         ratio[members] = drawn @ np.arange(1, length + 1) / length
         index = sizes[members] - 1
@@ -321,8 +301,8 @@ def _stratified_sizes(
     """Tokens to mask in each draw of each unit, [U, per]: a random quantile between two edges."""
     per, units = len(edges) - 1, len(keys)
     zeros = np.zeros(units * per, np.int64)
-    place = uniforms(np.repeat(keys, per), number.ravel(), zeros, _RATIO_STREAM).reshape(units, per)
-    # Neighbouring strata take mirrored places: the score changes steadily with size, and their errors cancel in part.
+    place = uniforms(np.repeat(keys, per), number.ravel(), zeros, RATIO_STREAM).reshape(units, per)
+    # Neighbouring strata take mirrored places. The score changes steadily with size, so their errors cancel in part.
     pairs = per // 2 * 2
     place[:, 1:pairs:2] = 1.0 - place[:, 0:pairs:2]
     quantile = np.minimum(edges[:-1] + place * np.diff(edges), np.nextafter(1.0, 0.0))
@@ -335,6 +315,7 @@ def _stratified_sizes(
 
 
 def _nothing(design: MaskDesign) -> MaskDraws:
+    """No draws."""
     whole, real = np.zeros(0, np.int64), np.zeros(0)
     levels = np.zeros((0, len(design.level_ratios)))
     return MaskDraws(whole, whole, whole, real, real, levels, real, levels, levels, whole, np.zeros(0, bool), whole)

@@ -1,4 +1,4 @@
-"""Texts coloured by the scores of their tokens: an HTML page without outside resources, and a terminal."""
+"""Texts coloured by the scores of their tokens: as an HTML page without external resources, and in a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
 
-# Light enough for black text on every step (contrast above 7). Fixed scales: pages can be laid side by side.
+# Light enough for black text on every step (contrast above 7). The scales are fixed, so that pages can be compared.
 LOG_PROB_COLOURS = ("#ffffff", "#fff0e0", "#ffe0c2", "#ffcfa3", "#ffbe85", "#ffab66", "#ff9847")
 LOG_PROB_EDGES = (-0.5, -2.0, -4.0, -6.0, -8.0, -10.0)
 DIFFERENCE_COLOURS = ("#7fb8ff", "#aed2ff", "#d9eaff", "#ffffff", "#ffe0c2", "#ffbe85", "#ff9847")
@@ -33,7 +33,7 @@ h2 {{ font-size: 1em; margin: 1.5em 0 0 }} footer {{ overflow-wrap: anywhere; ma
 {styles}
 </style></head><body>
 <h1>Token scores</h1>
-<p>{unit} of each token; point at one to read its value.</p>
+<p>{unit} of each token; point at a token to read its value.</p>
 <p>{legend}</p>
 {rows}
 <footer><p>{extent}</p><p>signature {signature}</p></footer>
@@ -42,20 +42,20 @@ h2 {{ font-size: 1em; margin: 1.5em 0 0 }} footer {{ overflow-wrap: anywhere; ma
 
 
 def heatmap_html(
-    texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = PAGE_ROWS, rows_in_all: int | None = None
+    texts: Sequence[str | None], table: ScoreTable, *, max_rows: int = PAGE_ROWS, rows_in_all: int | None = None
 ) -> str:
-    """A self-contained HTML page of the first rows; every token's value is in its title.
+    """A self-contained HTML page of the first rows; the value of every token is in its title.
 
     Parameters
     ----------
     texts : sequence of str
         The scored text of each row: the source (or the chosen reference) for `reverse`, else the candidate.
     table : ScoreTable
-        With token scores.
-    most_rows : int
-        Rows on the page, which says how many there are in all.
+        Scored with token scores.
+    max_rows : int
+        Number of rows on the page at most; the page says how many there are in all.
     rows_in_all : int, optional
-        Where the table holds only the first rows of something larger.
+        Number of all rows, if the table has only the first of them.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def heatmap_html(
     styles = "\n".join(f".s{step} {{ background: {colour} }}" for step, colour in enumerate(colours))
     legend = " ".join(f'<span class="s{step}">{html.escape(label)}</span>' for step, label in enumerate(_labels(edges)))
     rows = []
-    for row in range(min(most_rows, len(texts))):
+    for row in range(min(max_rows, len(texts))):
         rows.append(f"<h2>{html.escape(_heading(table, row))}</h2>")
         pieces = []
         for piece, value in _pieces(texts[row], table, row):
@@ -83,15 +83,15 @@ def heatmap_html(
         legend=f'{legend} <span class="none">{UNSCORED}</span>',
         rows="\n".join(rows),
         unit=_unit(table),
-        extent=_extent(table, most_rows, rows_in_all),
+        extent=_extent(table, max_rows, rows_in_all),
         signature=html.escape(str(table.signature)),
     )
 
 
 def heatmap_terminal(
-    texts: Sequence[str | None], table: ScoreTable, *, most_rows: int = TERMINAL_ROWS, rows_in_all: int | None = None
+    texts: Sequence[str | None], table: ScoreTable, *, max_rows: int = TERMINAL_ROWS, rows_in_all: int | None = None
 ) -> Group:
-    """The same for a terminal, to be printed by rich. Parameters and errors as for `heatmap_html`."""
+    """The same for a terminal, printed by rich. Parameters and errors as for `heatmap_html`."""
     texts = _checked(texts, table)
     colours, edges = _scale(table)
     lines = [
@@ -101,7 +101,7 @@ def heatmap_terminal(
             *((f" {label} ", f"#000000 on {colour}") for label, colour in zip(_labels(edges), colours, strict=True)),
         )
     ]
-    for row in range(min(most_rows, len(texts))):
+    for row in range(min(max_rows, len(texts))):
         lines.append(Text(_heading(table, row), style="bold"))
         line = Text()
         for piece, value in _pieces(texts[row], table, row):
@@ -109,7 +109,7 @@ def heatmap_terminal(
             scored = value is not None and not math.isnan(value)
             line.append(shown, f"#000000 on {colours[_step(value, edges)]}" if scored else None)  # type: ignore[arg-type]
         lines.append(line)
-    return Group(*lines, Text(_extent(table, most_rows, rows_in_all)))
+    return Group(*lines, Text(_extent(table, max_rows, rows_in_all)))
 
 
 def _checked(texts: Sequence[str | None], table: ScoreTable) -> list[str | None]:
@@ -144,16 +144,16 @@ def _unit(table: ScoreTable) -> str:
 def _heading(table: ScoreTable, row: int) -> str:
     if table.status[row] not in SCORED:
         return f"row {row + 1}: {table.status[row]}, {table.messages[row]}"
-    return f"row {row + 1}: {table.scores[row]:.3f} nats a token"
+    return f"row {row + 1}: {table.scores[row]:.3f} nats per token"
 
 
-def _extent(table: ScoreTable, most_rows: int, rows_in_all: int | None) -> str:
-    shown, there = min(len(table), most_rows), len(table) if rows_in_all is None else rows_in_all
+def _extent(table: ScoreTable, max_rows: int, rows_in_all: int | None) -> str:
+    shown, there = min(len(table), max_rows), len(table) if rows_in_all is None else rows_in_all
     return f"All {shown} rows." if shown == there else f"The first {shown} of {there} rows."
 
 
 def _pieces(text: str | None, table: ScoreTable, row: int) -> Iterator[tuple[str, float | None]]:
-    """The text cut at its tokens, with each token's value; None between tokens, nothing for a row without a score."""
+    """The text in pieces with their values: that of a token, None between tokens. Nothing for a row without a score."""
     assert table.tokens is not None
     if table.status[row] not in SCORED or text is None:
         return
@@ -161,7 +161,7 @@ def _pieces(text: str | None, table: ScoreTable, row: int) -> Iterator[tuple[str
     done = 0
     values = np.asarray(table.tokens.log_probs[owned])
     for (start, end), value in zip(table.tokens.spans[owned].tolist(), values.tolist(), strict=True):
-        start = max(start, done)  # several tokens of one character share its span: the first one shows it
+        start = max(start, done)  # several tokens of one character have the same span: the first one shows it
         if start > done:
             yield _gap(text[done:start]), None
         if end > start:
@@ -172,10 +172,10 @@ def _pieces(text: str | None, table: ScoreTable, row: int) -> Iterator[tuple[str
 
 
 def _gap(text: str) -> str:
-    """Text without tokens (white space, the cut end of a source) in bounded length."""
-    return text if len(text) <= MAX_GAP else f"{text[:MAX_GAP]}… ({len(text) - MAX_GAP} characters more)"
+    """Text without tokens (white space, the cut end of a source), at most MAX_GAP characters of it."""
+    return text if len(text) <= MAX_GAP else f"{text[:MAX_GAP]}… ({len(text) - MAX_GAP} more characters)"
 
 
 def printable(text: str) -> str:
-    """The text without what must not reach a terminal: escape sequences, other control characters, lone surrogates."""
+    """The text with escape sequences, other control characters and lone surrogates replaced, safe for a terminal."""
     return "".join(item if item.isprintable() or item == "\n" else "\N{REPLACEMENT CHARACTER}" for item in text)

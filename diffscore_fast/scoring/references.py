@@ -1,27 +1,24 @@
-"""Several references a candidate: one scored pair a reference, and one row made of them."""
+"""Several references per candidate: one scored pair per reference, and one row made of the pairs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from diffscore_fast.engine.ragged import offsets_of, segment_ids
+from diffscore_fast.options import Aggregate
 from diffscore_fast.scoring.table import ScoreTable, TokenScores
 from diffscore_fast.status import SCORED, SKIPPED_REFERENCE, TRUNCATED_SOURCE
 
-Aggregate = Literal["max", "mean"]
-
-AGGREGATES = ("max", "mean")
-
 
 def expand(rows: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], np.ndarray]:
-    """(references, candidate) rows as (reference, candidate) pairs; row i owns pairs offsets[i] .. offsets[i + 1].
+    """(references, candidate) rows as (reference, candidate) pairs; row i has pairs offsets[i] .. offsets[i + 1].
 
-    See `listed`.
+    `listed` says what a row's references may be.
     """
     lists = [listed(references) for references, _ in rows]
     pairs = [(item, row[1]) for row, items in zip(rows, lists, strict=True) for item in items]
@@ -29,15 +26,16 @@ def expand(rows: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], np.n
 
 
 def aggregate(table: ScoreTable, offsets: np.ndarray, how: Aggregate) -> ScoreTable:
-    """One row for the pairs of each row.
+    """The pairs of each row as one row.
 
-    A reference that cannot be scored is left out; the row's status is then "skipped_reference", or, where none is left,
-    that of its first pair.
+    A reference that cannot be scored is left out; the status of the row is then "skipped_reference". If no reference
+    is left, the row has the status of its first pair.
 
-    `max` takes everything from the best pair, its standard error too, which knows nothing of the choice. The standard
-    error of a `mean` adds the errors of different references independently in `reverse`, where each is scored under
-    masks of its own. In other directions all are scored under the candidate's masks, and it is the mean of the errors:
-    what it is where the masks move all scores alike, and else an upper bound.
+    `max` takes everything from the pair with the largest score. Its standard error does not account for the choice.
+
+    `mean` averages over the pairs. In `reverse` each reference is scored under its own masks, so the errors of
+    different references are independent. In other directions all pairs are scored under the candidate's masks, and the
+    standard error is the mean of their errors: exact if the masks move all scores alike, else an upper bound.
     """
     scored = np.array([state in SCORED for state in table.status], dtype=bool)
     scores = np.where(scored, table.scores, -np.inf)
@@ -52,7 +50,7 @@ def aggregate(table: ScoreTable, offsets: np.ndarray, how: Aggregate) -> ScoreTa
         left_out = [pair for pair in range(start, stop) if not scored[pair]]
         if len(left_out) == stop - start:
             continue
-        # What the score does not show must: references left out, or cut before they were averaged or passed over.
+        # Say what the score does not show: references that were left out, or cut.
         cut = [pair for pair in range(start, stop) if table.status[pair] == TRUNCATED_SOURCE]
         if left_out or cut:
             states[row] = SKIPPED_REFERENCE if left_out else TRUNCATED_SOURCE
@@ -62,18 +60,19 @@ def aggregate(table: ScoreTable, offsets: np.ndarray, how: Aggregate) -> ScoreTa
 
 
 def listed(references: Any) -> list[Any]:
-    """A row's references. What is no list is one reference; an empty list is one that is missing."""
+    """The references of a row: a list, or any other value as one reference. An empty list is one missing reference."""
     if isinstance(references, list | tuple | np.ndarray):
         return list(references) or [None]
     return [references]
 
 
 def _slices(offsets: np.ndarray) -> list[tuple[int, int]]:
+    """(start, stop) of the pairs of each row."""
     return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
 def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: ScoreTable) -> ScoreTable:
-    """The mean over the scored pairs of each row; the rest is that of `first`, one pair a row."""
+    """The mean over the scored pairs of each row; all else is that of `first`, which has one pair per row."""
     owner, count = segment_ids(np.diff(offsets))[scored], len(offsets) - 1
     used = np.bincount(owner, minlength=count)
 
@@ -86,7 +85,7 @@ def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: Sco
     def total(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, weights=values[scored], minlength=count).astype(np.int64)
 
-    def most(values: np.ndarray) -> np.ndarray:
+    def largest(values: np.ndarray) -> np.ndarray:
         out = np.zeros(count, dtype=np.int64)
         np.maximum.at(out, owner, values[scored])
         return out
@@ -94,7 +93,7 @@ def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: Sco
     stderr = mean(table.stderr)
     if table.signature.direction == "reverse":
         for row, (start, stop) in enumerate(_slices(offsets)):
-            # References of equal tokens have equal masks, and so equal scores with equal errors.
+            # References with equal tokens have equal masks, so their errors are equal, not independent.
             alike = Counter(
                 (float(table.scores[pair]), float(table.stderr[pair])) for pair in range(start, stop) if scored[pair]
             )
@@ -107,14 +106,14 @@ def _mean(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray, first: Sco
         profile=mean(table.profile),
         num_tokens=total(table.num_tokens),
         truncated_tokens=total(table.truncated_tokens),
-        num_draws=most(table.num_draws),
-        full_draws=most(table.full_draws),
+        num_draws=largest(table.num_draws),
+        full_draws=largest(table.full_draws),
         tokens=_mean_tokens(table, offsets, scored),
     )
 
 
 def _mean_tokens(table: ScoreTable, offsets: np.ndarray, scored: np.ndarray) -> TokenScores | None:
-    """Token scores averaged over a row's pairs, all of which score the same candidate."""
+    """Token scores averaged over the pairs of each row, which all score the same candidate."""
     if table.tokens is None:
         return None
     parts = []

@@ -1,4 +1,4 @@
-"""Rows of texts to tokens: what can be scored, in which template, and with which tokens masked."""
+"""From rows of texts to rows of tokens: which rows can be scored, in which template, with which eligible tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffscore_fast.arguments import checked_column
 from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.errors import InputError
 from diffscore_fast.status import (
@@ -38,12 +39,12 @@ class TokenRows:
     Parameters
     ----------
     sources, candidates : list of Encoded
-        Empty where the row cannot be scored or the direction reads no source; a source as cut.
+        Empty in rows that cannot be scored; a source as it was cut, empty if the direction reads none.
     status, messages : list of str
     truncated : int64 [n]
-        Source tokens cut.
+        Number of source tokens that were cut.
     frames : dict of str to pair of int32 arrays
-        For each simple direction, the template's tokens before and after the context.
+        The template's tokens before and after the context, for each simple direction.
     """
 
     sources: list[Encoded]
@@ -54,7 +55,7 @@ class TokenRows:
     frames: dict[str, tuple[np.ndarray, np.ndarray]]
 
     def sides(self, direction: str, rows: list[int]) -> tuple[list[np.ndarray], list[Encoded]]:
-        """Contexts and targets of a simple direction."""
+        """Contexts (with the template) and targets of these rows, for a simple direction."""
         before, after = self.frames[direction]
         if direction == "marginal":
             return [np.concatenate([before, after])] * len(rows), [self.candidates[row] for row in rows]
@@ -79,32 +80,32 @@ class RowTokenizer:
     def tokenise(
         self, rows: Sequence[tuple[Any, Any]], config: ScoreConfig, patterns: Sequence[tuple[PatternSpec, int]]
     ) -> TokenRows:
-        """Tokens and status of (source, candidate) rows, whatever the values are. Equal texts are tokenised once.
+        """Tokens and status of (source, candidate) rows of any values. Equal texts are tokenised once.
 
         Parameters
         ----------
         rows : sequence of pairs
         config : ScoreConfig
         patterns : sequence of (PatternSpec, int)
-            The patterns that will be read, and how many tokens each has positions for.
+            The patterns that will be read, and the number of tokens that each has positions for.
 
         Raises
         ------
         InputError
-            If the template alone fills the model.
+            If the template alone has too many tokens for the model.
         """
         checked = [_text_status(config, *row) for row in rows]
         status, messages = [state for state, _ in checked], [message for _, message in checked]
         usable = [row for row, state in zip(rows, status, strict=True) if state == OK]
         texts = list(dict.fromkeys(text for row in usable for text in (row if config.needs_source else row[1:])))
         room = _Room(config, self._frames(config), patterns)
-        # Where a source is cut, its tokens are counted; else a text that is too long need not be read to its end.
+        # A source that is cut is read to its end, to count its tokens; any other text only until it is too long.
         cuts = config.overlength == "truncate-source"
-        found = self._tokenizer.encode(texts) if cuts else self._tokenizer.encode_up_to(texts, room.most)
+        found = self._tokenizer.encode(texts) if cuts else self._tokenizer.encode_up_to(texts, room.max_tokens)
         encoded = dict(zip(texts, found, strict=True))
         if config.mask_words != "all":
             targets = dict.fromkeys(text for row in usable for text in scored_texts(config, *row))
-            encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.most))
+            encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.max_tokens))
         sources, candidates = [_NOTHING] * len(rows), [_NOTHING] * len(rows)
         truncated = np.zeros(len(rows), dtype=np.int64)
         for row, (source_text, candidate_text) in enumerate(rows):
@@ -122,21 +123,25 @@ class RowTokenizer:
         return TokenRows(sources, candidates, status, messages, truncated, room.frames)
 
     def tagger(self, model: str) -> Tagger:
-        """The tagger, loaded at its first use."""
+        """The tagger of this name; loaded once, at its first use."""
         if model not in self._taggers:
             self._taggers[model] = Tagger(model)
         return self._taggers[model]
 
     def _frames(self, config: ScoreConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Tokens of the template before and after the context, for each simple direction."""
         frames = {}
         for direction, _ in config.passes:
             before, after = self._tokenizer.encode(config.template.frame(direction), keep_blank=True)
             frames[direction] = before.ids, after.ids
         return frames
 
-    def _tagged(self, targets: dict[str, Encoded], config: ScoreConfig, most: int) -> dict[str, Encoded]:
-        """The texts with their eligible tokens marked, as far as the model has room for them."""
-        texts = [text[: item.spans[most - 1, 1]] if len(item.ids) > most else text for text, item in targets.items()]
+    def _tagged(self, targets: dict[str, Encoded], config: ScoreConfig, max_tokens: int) -> dict[str, Encoded]:
+        """The texts with their eligible tokens marked; only the first `max_tokens` are tagged."""
+        texts = [
+            text[: item.spans[max_tokens - 1, 1]] if len(item.ids) > max_tokens else text
+            for text, item in targets.items()
+        ]
         ranges = self.tagger(config.tagger).ranges(texts, config.mask_words)
         return {
             text: replace(item, eligible=tokens_within(item.spans, found))
@@ -144,47 +149,70 @@ class RowTokenizer:
         }
 
 
+def checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
+    """The sources or references, checked; one None per candidate if the direction reads none."""
+    candidates = checked_column("candidates", candidates)
+    if references is not None:
+        if sources is not None:
+            raise InputError("references take the place of sources; give only one of the two, and None for sources")
+        references = checked_column("references", references)
+        if len(references) != len(candidates):
+            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
+        return references
+    if sources is not None:
+        sources = checked_column("sources", sources)
+    if sources is None:
+        if config.needs_source:
+            raise InputError(f"direction {config.direction!r} reads sources; give one per candidate")
+        return [None] * len(candidates)
+    if len(sources) != len(candidates):
+        raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; give one source per candidate")
+    return sources
+
+
 def scored_texts(config: ScoreConfig, source: Any, candidate: Any) -> tuple[Any, ...]:
-    """Those of a row's two texts that are targets."""
+    """Those of the two texts of a row that are targets."""
     if config.direction == "reverse":
         return (source,)
     return (source, candidate) if config.direction == "bidirectional" else (candidate,)
 
 
 def _text_status(config: ScoreConfig, source: Any, candidate: Any) -> tuple[str, str]:
-    """Status and message of a row by its values alone."""
+    """Status and message of a row, from its values alone."""
     status, message = check_text("candidate", candidate)
     return check_text(config.context_name, source) if status == OK and config.needs_source else (status, message)
 
 
 @dataclass(frozen=True)
 class _Room:
-    """How many tokens a model takes under a configuration."""
+    """How many tokens a model has positions for under a configuration, and so which rows fit."""
 
     config: ScoreConfig
     frames: dict[str, tuple[np.ndarray, np.ndarray]]
     patterns: Sequence[tuple[PatternSpec, int]]
 
     def __post_init__(self) -> None:
-        longest = max(len(before) + len(after) for before, after in self.frames.values())
-        if longest >= self.most:
+        size = max(len(before) + len(after) for before, after in self.frames.values())
+        if size >= self.max_tokens:
             name = self.config.template.name
-            raise InputError(f"template {name!r} has {longest} tokens, the model takes {self.most}; use a shorter one")
+            raise InputError(
+                f"template {name!r} has {size} tokens, the model takes {self.max_tokens}; use a shorter one"
+            )
 
     @property
-    def most(self) -> int:
-        """Tokens that all patterns have positions for."""
-        return min(most for _, most in self.patterns)
+    def max_tokens(self) -> int:
+        """Number of tokens that every pattern has positions for."""
+        return min(max_tokens for _, max_tokens in self.patterns)
 
     def status(self, source_tokens: Encoded, candidate_tokens: Encoded) -> tuple[str, str, int]:
-        """Status and message of a row of these tokens, and how many source tokens to cut."""
+        """Status and message of a row with these tokens, and how many source tokens are cut."""
         config, name = self.config, self.config.context_name
         source, candidate = len(source_tokens.ids), len(candidate_tokens.ids)
         if candidate == 0:
             return EMPTY_CANDIDATE, "the candidate has no tokens", 0
         if config.needs_source and source == 0:
             return EMPTY_SOURCE, f"the {name} has no tokens", 0
-        rooms = [self._beside(pattern, most, candidate) for pattern, most in self.patterns]
+        rooms = [self._left_for_texts(pattern, max_tokens, candidate) for pattern, max_tokens in self.patterns]
         room_candidate, room_source = (min(sizes) for sizes in zip(*rooms, strict=True))
         if candidate > room_candidate:
             return TOO_LONG, f"the candidate has {count_of(candidate_tokens)}, the model takes {room_candidate}", 0
@@ -195,20 +223,20 @@ class _Room:
             return TRUNCATED_SOURCE, f"the last {cut} of the {name}'s {source} tokens were cut", cut
         return TOO_LONG, f"the {name} has {count_of(source_tokens)}, there is room for {max(room_source, 0)}", 0
 
-    def _beside(self, pattern: PatternSpec, most: int, candidate: int) -> tuple[int, int]:
-        """Tokens that candidate and source may have under a pattern.
+    def _left_for_texts(self, pattern: PatternSpec, max_tokens: int, candidate: int) -> tuple[int, int]:
+        """How many tokens the candidate and the source may have under a pattern.
 
-        Where window positions restart, the target may use all of them, and so may the context with its template; else
-        all of them share the positions.
+        If window positions restart, the target may use all positions, and so may the context with its template. If not,
+        they share the positions.
         """
-        words = {direction: len(before) + len(after) for direction, (before, after) in self.frames.items()}
+        template = {direction: len(before) + len(after) for direction, (before, after) in self.frames.items()}
         if pattern.restart_positions:
-            beside_candidate = words.get("reverse", 0)
-            beside_source = max((size for direction, size in words.items() if direction != "reverse"), default=0)
+            taken_from_candidate = template.get("reverse", 0)
+            taken_from_source = max((size for name, size in template.items() if name != "reverse"), default=0)
         else:
-            beside_candidate = max(words.values())
-            beside_source = beside_candidate + candidate
+            taken_from_candidate = max(template.values())
+            taken_from_source = taken_from_candidate + candidate
         separators = len(pattern.separator_ids)
-        if beside_candidate and not pattern.restart_positions:  # words of the template are a context even by themselves
-            beside_candidate += separators
-        return most - beside_candidate, most - beside_source - separators
+        if taken_from_candidate and not pattern.restart_positions:  # the template alone is a context, and is separated
+            taken_from_candidate += separators
+        return max_tokens - taken_from_candidate, max_tokens - taken_from_source - separators

@@ -5,32 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, real_number
+from diffscore_fast.arguments import real_number
 from diffscore_fast.engine.plan import AttentionPattern, Estimator, Sequences
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import one_ahead, portions, token_estimate
-from diffscore_fast.errors import InputError
-from diffscore_fast.scoring.config import Direction, Overlength, ScoreConfig, default_full_draws
+from diffscore_fast.options import (
+    DEFAULT_AGGREGATE,
+    DEFAULT_ALPHA,
+    DEFAULT_DIRECTION,
+    DEFAULT_DRAWS,
+    DEFAULT_ESTIMATOR,
+    DEFAULT_LEVELS,
+    DEFAULT_MASK_RATIOS,
+    DEFAULT_MASK_WORDS,
+    DEFAULT_MASKING,
+    DEFAULT_MAX_DRAWS,
+    DEFAULT_OVERLENGTH,
+    DEFAULT_SEED,
+    DEFAULT_TAGGER,
+    DEFAULT_TEMPLATE,
+    Aggregate,
+    AttentionOption,
+    Coupling,
+    Direction,
+    EstimatorName,
+    FullDraws,
+    Masking,
+    MaskRatios,
+    MaskWords,
+    Overlength,
+)
+from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, default_full_draws
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig, ReconstructionResult
-from diffscore_fast.scoring.references import Aggregate, aggregate, expand
-from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, scored_texts
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionResult
+from diffscore_fast.scoring.references import aggregate, expand
+from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, checked_columns, scored_texts
 from diffscore_fast.scoring.table import ScoreTable, TokenScores
 from diffscore_fast.scoring.word_classes import WithinEligible
 from diffscore_fast.signature import Signature
 from diffscore_fast.status import SCORED
-from diffscore_fast.text.tagger import DEFAULT_TAGGER, MaskWords
 from diffscore_fast.text.templates import Template, find_template
 from diffscore_fast.text.tokenizer import Encoded
 
-# Rows are planned in portions of at most about this many tokens: a bound on memory, and on what a killed run loses.
+# About how many window tokens are planned together: a limit on memory, and on the work that a killed run loses.
 TOKENS_CHUNK = 1 << 16
 
 
@@ -57,81 +81,94 @@ class DiffScorer(ScoringModel):
         sources: Sequence[str | None] | None,
         candidates: Sequence[str | None],
         *,
-        direction: Direction = "conditional",
-        draws: int = 8,
-        seed: int = 0,
-        estimator: Literal["mean_logprob", "elbo", "weighted"] = "mean_logprob",
-        mask_ratios: Literal["grid", "stratified", "uniform"] = "grid",
-        masking: Literal["bernoulli", "count"] = "bernoulli",
-        levels: int = 10,
+        direction: Direction = DEFAULT_DIRECTION,
+        draws: int = DEFAULT_DRAWS,
+        seed: int = DEFAULT_SEED,
+        estimator: EstimatorName = DEFAULT_ESTIMATOR,
+        mask_ratios: MaskRatios = DEFAULT_MASK_RATIOS,
+        masking: Masking = DEFAULT_MASKING,
+        levels: int = DEFAULT_LEVELS,
         replicates: int | None = None,
-        coupling: Literal["balanced", "independent"] | None = None,
+        coupling: Coupling | None = None,
         target_stderr: float | None = None,
-        max_draws: int = 128,
+        max_draws: int = DEFAULT_MAX_DRAWS,
         level_weights: Sequence[float] | None = None,
         length_normalised: bool = False,
-        alpha: float = 0.5,
-        attention: Literal["full", "prefix", "corrected"] | None = None,
-        full_draws: int | Literal["auto"] | None = None,
-        overlength: Overlength = "error",
+        alpha: float = DEFAULT_ALPHA,
+        attention: AttentionOption | None = None,
+        full_draws: FullDraws | None = None,
+        overlength: Overlength = DEFAULT_OVERLENGTH,
         token_scores: bool = False,
-        template: str | Path | Template = "plain",
+        template: str | Path | Template = DEFAULT_TEMPLATE,
         references: Sequence[Sequence[str | None] | str | None] | None = None,
-        aggregate: Aggregate = "max",
-        mask_words: MaskWords = "all",
+        aggregate: Aggregate = DEFAULT_AGGREGATE,
+        mask_words: MaskWords = DEFAULT_MASK_WORDS,
         tagger: str = DEFAULT_TAGGER,
         progress: Callable[[int], None] | None = None,
     ) -> ScoreTable:
-        """Score candidates, each against its source.
+        """Score candidates, each with its source.
 
         Parameters
         ----------
         sources : sequence of str, or None
-            One a candidate. None is allowed for `marginal`, which reads no source.
+            One per candidate. May be None for `marginal`, which reads no source.
         candidates : sequence of str
-            Texts to score. An entry that is None, empty, no text, or too long gets a status and no score.
+            Texts to score. An entry that is None, empty, not text, or too long gets a status and no score.
         direction : {"marginal", "conditional", "reverse", "bidirectional", "pmi"}
-            S(c | nothing), S(c | s), S(s | c), alpha * conditional + (1 - alpha) * reverse, or
-            conditional - marginal on common masks.
+            S(c | nothing); S(c | s); S(s | c); alpha * conditional + (1 - alpha) * reverse; or
+            conditional - marginal, on the same masks.
         draws : int
-            K, the number of mask draws; an independent grid makes another number, which the signature reports. A
-            text whose 2^L - 1 masks are no more is scored by all of them, exactly.
+            K, the number of mask draws. An independent grid makes another number of draws, which the signature
+            reports. A text with at most K masks (2^L - 1 for L tokens) is scored exactly, by all of them.
         seed : int
-            With the target's tokens it determines the masks.
-        estimator, level_weights, length_normalised
-            See `ReconstructionConfig`.
-        mask_ratios, masking, levels, replicates, coupling
-            See `MaskDesign`. The published procedure is coupling="independent" with draws=20 (18 forward passes).
-        target_stderr, max_draws
-            See `ReconstructionConfig`: a standard error to aim at, and the most draws that a row may get for it.
+            Masks follow from the seed and the tokens of the target alone.
+        estimator : {"mean_logprob", "elbo", "weighted"}
+            Mean log-prob of the masked tokens; a lower bound on the log-likelihood; or the means of the levels,
+            weighted by `level_weights`. See `ReconstructionConfig`, also for `length_normalised`.
+        mask_ratios : {"grid", "stratified", "uniform"}
+            How the draws choose their mask ratios; see `MaskDesign`, also for the next four.
+        masking : {"bernoulli", "count"}
+            Mask each token independently, or a fixed number of tokens.
+        levels : int
+            Mask-ratio levels of the grid and of the profile.
+        replicates : int, optional
+            Independent repetitions of the design among the draws, for the standard error.
+        coupling : {"balanced", "independent"}, optional
+            How the draws of a replicate depend on each other. The published procedure is "independent" with draws=20
+            (18 forward passes).
+        target_stderr : float, optional
+            Standard error to aim at, in nats per token; see `ReconstructionConfig`.
+        max_draws : int
+            For `target_stderr`: the largest number of draws of a row.
         alpha : float
             Weight of `conditional` in `bidirectional`.
         attention : {"full", "prefix", "corrected"}, optional
-            `full`: every token sees every token. `prefix`: the source does not see the candidate, and is computed
-            once for all its candidates and draws. `corrected`: the `prefix` score plus the mean of full - prefix over
-            J of the draws, whose expectation is the `full` score. The model's default if not given.
+            `full`: every token attends to every token. `prefix`: the source does not attend to the candidate, so it is
+            computed once for all its candidates and draws. `corrected` is not a pattern but an estimator of the score
+            under `full`: the score under `prefix`, plus the mean of full - prefix over J of the draws. If not given,
+            the model's default pattern.
         full_draws : int or "auto", optional
-            J, for `corrected`; the least there is if not given. See `ReconstructionConfig`.
+            J, for `corrected`; if not given, the smallest possible number. See `ReconstructionConfig`.
         overlength : {"error", "skip", "truncate-source"}
-            What happens where a text exceeds the model's positions: status `too_long` (the command line counts it
-            as failed for "error", as skipped for "skip"), or the end of the source is cut, counted and reported.
-            Candidates are never cut.
+            What happens to a text with more tokens than the model has positions for. "error" and "skip": status
+            `too_long`, which the command line counts as failed or as skipped. "truncate-source": the end of the source
+            is cut, and the cut tokens are counted. Candidates are never cut.
         token_scores : bool
-            Also return the score of every token with the characters it covers.
+            Also return the score of every token, with the characters that it covers.
         template : str, Path or Template
             Words around the two texts: a name (see `diffscore_fast.text.templates`), or a TOML or JSON file.
         references : sequence of lists of str, optional
-            Several texts a candidate that stand in the source's place, in place of `sources`: `conditional` is
-            S(c | r), `reverse` S(r | c). A reference that is None, empty, no text or too long is left out.
+            Several texts per candidate, which take the place of the source: `conditional` is S(c | r), `reverse`
+            S(r | c). `sources` must then be None. A reference that is None, empty, not text, or too long is left out.
         aggregate : {"max", "mean"}
-            The best reference's score, or the mean over references.
+            The largest score over the references, or the mean.
         mask_words : {"all", "content", "function", "entities"}
-            Mask and score one class of words alone, told by a spaCy model; the other words stay visible.
+            Mask and score only one class of words, found by a spaCy model; the other words stay visible.
         tagger : str
-            The spaCy model.
+            Name of the spaCy model.
         progress : callable, optional
-            Called with the number of window tokens just evaluated. What it raises ends the call, and leaves the scorer
-            as good as before.
+            Called with the number of window tokens just evaluated. An exception that it raises ends the call; the
+            scorer can be used afterwards.
 
         Returns
         -------
@@ -140,11 +177,11 @@ class DiffScorer(ScoringModel):
         Raises
         ------
         InputError
-            For unknown options, unequal lengths, or a bare string where a list belongs.
+            For unknown options, unequal lengths, or a single string in place of a list.
         DependencyError
-            If a class of words is asked for, and spaCy or its model is not installed.
+            If a class of words is asked for and spaCy or its model is not installed.
         UnsupportedPatternError
-            If the model was not trained with that attention.
+            If the model was not trained with the attention pattern.
         """
         design = MaskDesign(
             draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
@@ -176,12 +213,12 @@ class DiffScorer(ScoringModel):
             tagger=tagger,
         )
         self.check_patterns(config)
-        sources = _checked_columns(config, sources, references, candidates)
+        sources = checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
         return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
     def check_patterns(self, config: ScoreConfig) -> None:
-        """Raise `UnsupportedPatternError` if the model lacks a pattern that the configuration reads."""
+        """Raise `UnsupportedPatternError` if the model lacks an attention pattern that the configuration reads."""
         for name in config.patterns:
             self.spec.pattern(name)
 
@@ -193,13 +230,15 @@ class DiffScorer(ScoringModel):
         *,
         by_time: bool = False,
     ) -> Iterator[ScoreTable]:
-        """Score a stream of (source, candidate) rows in bounded memory: tables of consecutive rows, in order.
+        """Score a stream of (source, candidate) rows in bounded memory; yields tables of consecutive rows, in order.
 
-        With `by_time`, on a CPU, a table also comes every few seconds, so that who stores them loses little.
-        A value may be anything: what is not text becomes a status. The cuts between tables change no score. Where the
-        configuration aggregates references, the first value of a row is the list of them.
+        Values may be anything: a row with a value that is not text gets a status. If the configuration aggregates
+        references, the first value of a row is their list. Where the tables are cut changes no score.
+
+        With `by_time`, on a CPU, a table comes every few seconds: a caller who stores the tables loses little if the
+        run is stopped.
         """
-        draws = config.reconstruction.most_draws * len(config.passes)
+        draws = config.reconstruction.max_draws_held * len(config.passes)
 
         def size_of(row: tuple[Any, Any]) -> int:
             pairs = [row] if config.aggregate is None else expand([row])[0]
@@ -208,19 +247,19 @@ class DiffScorer(ScoringModel):
             return both + draws * (both if config.attention == "full" else targets)
 
         cut = portions(rows, size_of, self._portion_tokens(TOKENS_CHUNK), self._portion_seconds(by_time))
-        # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
-        # fork would copy as they are.
+        # Not on a CPU: all its cores compute already, and a slow stream would wait for one more chunk. Not with spaCy:
+        # its locks must not be held by another thread when a process forks.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
 
-        def work(portion: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
-            return self._tokenised(portion, config)
+        def work(chunk: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
+            return self._tokenised(chunk, config)
 
         tokenised = one_ahead(cut, work) if ahead else map(work, cut)
         for batch in tokenised:
             yield self._score_batch(batch, config, progress)
 
     def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
-        """Rows as tokens; where references are aggregated, a row for each of them, and where each candidate's begin."""
+        """Rows as tokens. With references: one row per reference, and the offsets of each candidate's rows."""
         patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
         with stage("tokenise"):
             if config.aggregate is None:
@@ -276,7 +315,7 @@ class DiffScorer(ScoringModel):
         return table.without_non_finite()
 
     def signature(self, config: ScoreConfig) -> Signature:
-        """What scores under this configuration depend on beside the row."""
+        """Everything that scores under this configuration depend on besides the row."""
         reconstruction, design = config.reconstruction, config.reconstruction.design
         target, by_class = reconstruction.target_stderr, config.mask_words != "all"
         return Signature(
@@ -332,31 +371,10 @@ class DiffScorer(ScoringModel):
         return self._runner.evaluate(estimator, sequences, AttentionPattern(config.patterns[0]), progress)
 
 
-def _checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:
-    """Validate the columns; returns the sources or references, filled in where the direction reads none."""
-    candidates = checked_column("candidates", candidates)
-    if references is not None:
-        if sources is not None:
-            raise InputError("references stand in the source's place; give one of the two, and None for sources")
-        references = checked_column("references", references)
-        if len(references) != len(candidates):
-            raise InputError(f"{len(references)} lists of references but {len(candidates)} candidates")
-        return references
-    if sources is not None:
-        sources = checked_column("sources", sources)
-    if sources is None:
-        if config.needs_source:
-            raise InputError(f"direction {config.direction!r} reads sources; give one a candidate")
-        return [None] * len(candidates)
-    if len(sources) != len(candidates):
-        raise InputError(f"{len(sources)} sources but {len(candidates)} candidates; they are paired one to one")
-    return sources
-
-
 def _token_scores(
     config: ScoreConfig, result: ReconstructionResult, targets: list[Encoded], rows: list[int], count: int
 ) -> TokenScores:
-    """Token scores of the first pass; pmi's are its differences from the second, on common masks."""
+    """Token scores of the first pass; for pmi, their differences from the second pass, on the same masks."""
     lengths = np.zeros(count, dtype=np.int64)
     lengths[rows] = [len(item.ids) for item in targets]
     total = int(lengths.sum())

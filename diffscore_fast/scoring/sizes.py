@@ -1,7 +1,7 @@
-"""How many tokens a draw masks, and what a mask of that size weighs in the score.
+"""Mask sizes: how many tokens a draw masks, and what all masks of a size weigh in the score.
 
-Given its size, a random mask is a uniform choice of that many tokens, whatever mask ratio led to it. Every score is
-therefore S = sum_l c(l) g(l): g(l) is the mean over all masks of l tokens of their mean log-prob, and c(l) sums to 1.
+A random mask of a given size is a uniform choice of that many tokens, whatever its mask ratio was. So every score is
+S = sum_l c(l) g(l), where g(l) is the mean, over all masks of l tokens, of their mean log-prob, and c(l) sums to 1.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from diffscore_fast.scoring.mask_design import MaskDesign
 
 @dataclass(frozen=True)
 class SizeTable:
-    """Masks of a target of L tokens by size, 1 .. L.
+    """Weights of the masks of a target of L tokens, by their size 1 .. L.
 
     Parameters
     ----------
     score : float64 [L]
         c(l), the weight in the score of all masks of l tokens together.
     levels : float64 [levels, L]
-        Chance that a draw of a level masks l tokens; the profile of a level is sum_l levels[., l] g(l), divided by the
-        chance of a mask at all.
+        Probability that a draw of the level masks l tokens. The profile of a level is sum_l levels[., l] g(l), divided
+        by the probability of a nonempty mask.
     """
 
     score: np.ndarray
@@ -32,16 +32,19 @@ class SizeTable:
 
     @property
     def mean_size(self) -> float:
-        """Tokens in a mask, in the mean over the score's weights."""
+        """Mean number of masked tokens, by the weights of the score."""
         return float((self.score * np.arange(1, len(self.score) + 1)).sum() / self.score.sum())
 
 
 def size_table(design: MaskDesign, length: int, *, elbo: bool, level_weights: tuple[float, ...] | None) -> SizeTable:
-    """The exact table of a design: with `elbo`, of draws weighted 1/t, else of means with an empty draw filled."""
-    chances = _size_chances(design, length)
-    levels, sizes = chances[:, 1:].copy(), np.arange(1, length + 1)
+    """The exact table of a design.
+
+    With `elbo`, of draws weighted 1/t; otherwise of means over masked tokens, where an empty draw masks one token.
+    """
+    probabilities = _size_probabilities(design, length)
+    levels, sizes = probabilities[:, 1:].copy(), np.arange(1, length + 1)
     if not elbo:
-        levels[:, 0] += chances[:, 0]  # an empty draw masks one token
+        levels[:, 0] += probabilities[:, 0]  # an empty draw masks one token
         return SizeTable(np.average(levels, axis=0, weights=level_weights), levels)
     if design.masking == "count":
         return SizeTable(levels.mean(axis=0), levels)
@@ -52,13 +55,13 @@ def size_table(design: MaskDesign, length: int, *, elbo: bool, level_weights: tu
 
 
 def log_binomial(length: int) -> np.ndarray:
-    """Logarithm of the number of masks of 0 .. L tokens, float64 [L + 1]."""
+    """Logarithm of the number of masks with 0 .. L tokens, float64 [L + 1]."""
     sizes = np.arange(length + 1)
     return gammaln(length + 1) - gammaln(sizes + 1) - gammaln(length - sizes + 1)
 
 
-def _size_chances(design: MaskDesign, length: int) -> np.ndarray:
-    """Chance of masking 0 .. L tokens at each level, float64 [levels, L + 1]."""
+def _size_probabilities(design: MaskDesign, length: int) -> np.ndarray:
+    """Probability of masking 0 .. L tokens at each level, float64 [levels, L + 1]."""
     sizes, edges = np.arange(length + 1), np.arange(design.levels + 1) / design.levels
     if design.ratios == "grid":
         ratio = design.level_ratios[:, None]

@@ -1,4 +1,4 @@
-"""An estimator over some of a target's tokens: the others are read, and neither masked nor scored."""
+"""One class of words: an estimator for some tokens of each target; the others are read, but never masked or scored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from diffscore_fast.scoring.reconstruction import ReconstructionResult
 
 
 class WithinEligible:
-    """Runs an estimator on targets cut down to their eligible tokens, and lays its masks out over the whole targets.
+    """Runs an estimator on targets reduced to their eligible tokens, and extends its masks to the whole targets.
 
     Parameters
     ----------
     eligible : bool [sum of target lengths]
-        At least one a target.
+        Every target has at least one.
     sequences : Sequences
     build : callable
-        From the cut sequences to the estimator.
+        Makes the estimator for the reduced sequences.
     """
 
     def __init__(
@@ -30,11 +30,12 @@ class WithinEligible:
         self._eligible, self._sequences = eligible, sequences
         counts = np.bincount(segment_ids(sequences.target_lengths)[eligible], minlength=len(sequences.context_of))
         assert counts.all(), "a target without eligible tokens"
-        cut = replace(sequences, target_tokens=sequences.target_tokens[eligible], target_offsets=offsets_of(counts))
-        self._inner = build(cut)
+        reduced = replace(sequences, target_tokens=sequences.target_tokens[eligible], target_offsets=offsets_of(counts))
+        self._inner = build(reduced)
         self._plans: list[MaskPlan] = []
 
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
+        """The inner plan, on the whole targets."""
         plan = self._inner.plan(self._inner_view(observed))
         if plan is None:
             return None
@@ -52,12 +53,12 @@ class WithinEligible:
         return replace(plan, stop=lengths, masked=spread(plan.masked), wanted=wanted)
 
     def reduce(self, observed: list[Observation]) -> ReconstructionResult:
-        """The inner result; tokens that are not eligible have no score and count 0."""
+        """The inner result. Tokens that are not eligible have no score, and count 0."""
         result = self._inner.reduce(self._inner_view(observed))
         log_probs, counts = np.full(len(self._eligible), np.nan), np.zeros(len(self._eligible), dtype=np.int64)
         log_probs[self._eligible], counts[self._eligible] = result.token_log_probs, result.token_counts
         return replace(result, token_log_probs=log_probs, token_counts=counts)
 
     def _inner_view(self, observed: list[Observation]) -> list[Observation]:
-        # Spreading keeps the order of the masked tokens, so the log-probs need no permutation.
+        # The masked tokens keep their order, so the log-probs need no permutation.
         return [replace(item, plan=plan) for plan, item in zip(self._plans, observed, strict=True)]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from diffscore_fast.errors import DependencyError, InputError
+from diffscore_fast.options import DEFAULT_TAGGER, MaskWords
 
-MaskWords = Literal["all", "content", "function", "entities"]
-
-MASK_WORDS = ("all", "content", "function", "entities")
-DEFAULT_TAGGER = "en_core_web_sm"
 # Universal parts of speech (universaldependencies.org/u/pos): open classes and numbers carry content, the other
 # closed classes are function words; punctuation, symbols and unknown words are neither.
 PARTS_OF_SPEECH = {

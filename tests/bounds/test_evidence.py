@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from diffscore_fast.bounds import evidence
+from diffscore_fast.bounds import comparators, evidence
 
 TRIALS = 2000
 
@@ -94,15 +94,15 @@ def test_pair_means_are_the_independent_draws_of_an_antithetic_design():
 
 
 def test_draws_that_agree_make_all_bounds_agree():
-    """NFE = 1: one trajectory, so that lower, upper and exact are one number."""
+    """With one trajectory (NFE = 1), lower bound, upper bound and exact value are equal."""
     log_p = np.full((3, 8), -7.0)
     for value in (
         evidence.log_mean_exp(log_p).value,
         evidence.cross_fitted_upper(log_p, 8).value,
         evidence.tangent_upper(log_p, np.full(3, -7.0)).value,
-        evidence.cubo(log_p),
-        evidence.tvo_upper(log_p, np.array([0.5, 1.0])),
-        evidence.is_vg_b(log_p),
+        comparators.cubo(log_p),
+        comparators.tvo_upper(log_p, np.array([0.5, 1.0])),
+        comparators.is_vg_b(log_p),
     ):
         np.testing.assert_allclose(value, -7.0, rtol=1e-12)
     assert (evidence.cross_fitted_upper(log_p, 8).stderr < 1e-12).all()
@@ -114,20 +114,20 @@ def test_impossible_texts_and_single_draws():
     assert np.isposinf(evidence.cross_fitted_upper(nothing, 4).value).all()  # no tangent at 0
     single = np.full((1, 1), -3.0)
     assert np.isnan(evidence.log_mean_exp(single).stderr[0]) and evidence.log_mean_exp(single).value[0] == -3
-    assert np.isnan(evidence.is_vg_b(single)[0])
+    assert np.isnan(comparators.is_vg_b(single)[0])
     mixed = np.array([[-np.inf, -1.0, -1.0, -1.0]])
     assert np.isfinite(evidence.cross_fitted_upper(mixed, 4).value).all()
 
 
 def test_scale_does_not_matter():
-    """Probabilities far below the smallest float are as good as any."""
+    """Probabilities may be far below the smallest float."""
     log_p = np.random.default_rng(0).normal(0, 1, (4, 8))
     for estimator in (
         lambda item: evidence.log_mean_exp(item).value,
         lambda item: evidence.cross_fitted_upper(item, 4).value,
-        evidence.cubo,
-        lambda item: evidence.tvo_upper(item, np.array([0.25, 1.0])),
-        evidence.is_vg_b,
+        comparators.cubo,
+        lambda item: comparators.tvo_upper(item, np.array([0.25, 1.0])),
+        comparators.is_vg_b,
     ):
         np.testing.assert_allclose(estimator(log_p - 5000) + 5000, estimator(log_p), atol=1e-8)
 
@@ -136,7 +136,7 @@ def test_is_vg_b_is_the_mean_over_ordered_pairs():
     log_p = np.random.default_rng(0).normal(-40, 2, (3, 5))
     pairs = [[log_p[:, j] - log_p[:, k] for j in range(5) if j != k] for k in range(5)]
     expected = log_p.mean(1) + np.log(np.exp(np.array(pairs)).mean(axis=(0, 1)))
-    np.testing.assert_allclose(evidence.is_vg_b(log_p), expected, rtol=1e-10)
+    np.testing.assert_allclose(comparators.is_vg_b(log_p), expected, rtol=1e-10)
 
 
 def test_one_heavy_draw_shows_in_the_effective_sample_size():
@@ -145,13 +145,13 @@ def test_one_heavy_draw_shows_in_the_effective_sample_size():
 
 
 def test_cubo_and_tvo_against_their_exact_expectations():
-    """With every outcome once the self-normalised estimates are exact, and then they do bound from above."""
+    """If every outcome is drawn once, the self-normalised estimates are exact, and are upper bounds."""
     values = family(0.8)[None]
     exact = logsumexp(values) - np.log(values.shape[1])
-    assert evidence.cubo(values)[0] == pytest.approx(0.5 * np.log(np.mean(np.exp(2 * values))))
-    assert exact < evidence.cubo(values)[0] < evidence.cubo(values, 4.0)[0]
-    fine = evidence.tvo_upper(values, np.arange(1, 2001) / 2000)[0]
-    assert exact < fine < exact + 1e-3 < evidence.tvo_upper(values, np.array([0.5, 1.0]))[0]
+    assert comparators.cubo(values)[0] == pytest.approx(0.5 * np.log(np.mean(np.exp(2 * values))))
+    assert exact < comparators.cubo(values)[0] < comparators.cubo(values, 4.0)[0]
+    fine = comparators.tvo_upper(values, np.arange(1, 2001) / 2000)[0]
+    assert exact < fine < exact + 1e-3 < comparators.tvo_upper(values, np.array([0.5, 1.0]))[0]
 
 
 @pytest.mark.parametrize("count", [2, 16])

@@ -24,7 +24,7 @@ def table(length: int, blocks: int = 2) -> np.ndarray:
 
 
 def trajectory(values: np.ndarray, steps: list[int]) -> float:
-    """log p(x | z) of one block, straight from the definition."""
+    """log p(x | z) of one block, directly from the definition."""
     total = 0.0
     for j, step in enumerate(steps):
         visible = sum(1 << i for i, other in enumerate(steps) if other < step)
@@ -170,7 +170,7 @@ def test_pairs_are_independent_and_a_block_s_orders_do_not_depend_on_others():
 
 def test_blocks_too_long_for_state_numbers_are_refused():
     blocks = cut_blocks(np.array([70]), 64, has_start=True)
-    with pytest.raises(InputError, match="cannot be numbered"):
+    with pytest.raises(InputError, match="sampled orders take at most 32"):
         SampledOrders(blocks, np.array([1], np.uint64), Generation(), 4, "independent")
 
 

@@ -1,4 +1,4 @@
-"""LikelihoodBounds with the embedded model: brackets, exactness, and texts that have no bounds."""
+"""LikelihoodBounds with the embedded model: bounds, exact values, and texts that have none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_exact_equals_brute_force_over_all_orders_with_a_dense_network(bounds):
     assert bounds.exact(["The cat sat on a mat"]).exact[0] == pytest.approx(total, abs=1e-3)
 
 
-def test_estimates_bracket_the_exact_value(bounds, exact):
+def test_the_exact_value_lies_between_the_bounds(bounds, exact):
     table = bounds.estimate(TEXTS, orders=32, surrogate_orders=32)
     low, high = table.interval()
     assert (low <= exact.exact).all() and (exact.exact <= high).all()
@@ -83,15 +83,15 @@ def test_parallel_generation(bounds, steps):
         dict(design="antithetic", cross_fitted=False),
     ],
 )
-def test_every_surrogate_and_design_gives_a_bracket(bounds, exact, options):
+def test_every_surrogate_and_design_bounds_the_exact_value(bounds, exact, options):
     table = bounds.estimate(TEXTS, orders=128, surrogate_orders=128, **options)
     low, high = table.interval(4.0)
     assert (low <= exact.exact).all() and (exact.exact <= high).all()
 
 
 def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
-    """A function that answers as the network at block size 1 does must give what surrogate="autoregressive" gives."""
-    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS).blocks.exact  # one block a token
+    """A function that returns the log-probs of block size 1 gives the bounds of surrogate="autoregressive"."""
+    single = LikelihoodBounds("mini", block_size=1).exact(TEXTS).blocks.exact  # one block per token
     own = bounds.estimate(TEXTS, surrogate="autoregressive")
 
     def answers(texts: list[np.ndarray]) -> list[np.ndarray]:
@@ -153,8 +153,8 @@ def test_bad_texts_get_a_status_and_no_bounds(bounds, exact, text, status, messa
     np.testing.assert_allclose(table.exact[[0, 2]], exact.exact[1:], atol=1e-4)
 
 
-def test_an_interval_that_hangs_on_one_draw_is_named(bounds, exact):
-    """With one order a side there is nothing that could contradict the heavier one; exact values need no draws."""
+def test_a_bound_that_one_draw_decides_is_unreliable(bounds, exact):
+    """With one order for each bound the larger one decides; exact values need no draws."""
     few = bounds.estimate([*TEXTS, ""], orders=1, surrogate="autoregressive")
     assert few.effective_draws[0] == 1 and few.unreliable.tolist() == [True, True, True, False]
     assert not bounds.estimate(TEXTS, orders=32, surrogate_orders=32).unreliable.any()
@@ -178,8 +178,8 @@ def test_few_independent_draws_are_unreliable_and_their_interval_wider(bounds, e
     assert (table.degrees_lower[:2] >= pairs - 1 - 1e-9).all()  # errors of several blocks are known better than one's
 
 
-def test_draws_that_are_alike_by_chance_show_no_error():
-    """Three pairs of orders are all that a block of three tokens has; two equal ones are no proof of certainty."""
+def test_draws_that_are_equal_by_chance_have_no_known_error():
+    """A block of three tokens has only three pairs of orders; two equal pairs do not show that the error is 0."""
     config = BoundsConfig(orders=2, surrogate_orders=2, design="antithetic")
     log_p = np.full((4, 4), -5.0)
     found = bounds_module.sampled_bounds(config, log_p, np.array([1, 2, 3, 4]), np.full(4, np.nan))
@@ -197,7 +197,7 @@ def test_no_texts_is_an_empty_table(bounds):
 def test_wrong_use_is_refused(bounds):
     with pytest.raises(InputError, match="texts is one string"):
         bounds.exact("text")
-    with pytest.raises(InputError, match="65,535 states a block, 257 times the cost of block size 8"):
+    with pytest.raises(InputError, match="65,535 states per block, 257 times as many as at block size 8"):
         LikelihoodBounds("mini", block_size=16).exact(["text"])
     with pytest.raises(UnsupportedPatternError, match="block size 5"):
         LikelihoodBounds("mini", block_size=5)
@@ -236,8 +236,8 @@ def test_a_surrogate_that_rules_a_text_out_leaves_the_others_alone(bounds):
     assert together.perplexity_interval()[0] == 0.0 < together.perplexity_interval()[1] < np.inf
 
 
-def test_equal_texts_have_one_error_several_times(bounds):
-    """Their orders are the same, so averaging over copies takes no noise away."""
+def test_errors_of_equal_texts_are_added_not_averaged_out(bounds):
+    """Their orders are the same, so the mean over copies has the error of one."""
     options = dict(orders=8, surrogate_orders=8)
     one, many = bounds.estimate(TEXTS[:1], **options), bounds.estimate(TEXTS[:1] * 50, **options)
     assert many.perplexity_interval() == pytest.approx(one.perplexity_interval())
@@ -251,8 +251,8 @@ def test_equal_texts_have_one_error_several_times(bounds):
     assert both.perplexity_interval()[1] == pytest.approx(expected)
 
 
-def test_a_text_with_many_draws_is_evaluated_in_parts(bounds, monkeypatch):
-    """Planning a text holds numbers for each token of each draw; a small plan cuts it between blocks."""
+def test_a_text_with_many_draws_is_evaluated_in_chunks(bounds, monkeypatch):
+    """Planning holds numbers for each token of each draw; with little room for them, a text is cut between blocks."""
     text, options = [" ".join(TEXTS) * 2], dict(orders=64, surrogate_orders=64)
     whole = bounds.estimate(text, **options)
     made = []

@@ -59,7 +59,7 @@ def test_estimates_carry_intervals_errors_and_comparators(run):
     assert "perplexity interval (z = 2)" in result.output and "surrogate:self" in result.output
 
 
-def test_too_few_orders_are_a_status_and_no_failure(run):
+def test_too_few_orders_give_a_status_and_no_failed_row(run):
     result, rows = run("--orders", "2", "--surrogate-orders", "2")
     assert [row["status"] for row in rows] == ["unreliable", "unreliable", "empty_text"]
     assert "too few independent draws" in rows[0]["message"] and rows[0]["interval"][0] < rows[0]["lower"]
@@ -71,7 +71,7 @@ def test_too_few_orders_are_a_status_and_no_failure(run):
     [
         (["--text-column", "body"], "no field 'body'; it has: id, text"),
         (["--orders", "0"], "must be at least 1"),
-        (["--method", "exact", "--orders", "4", "--seed", "1"], "--orders, --seed: for sampled orders"),
+        (["--method", "exact", "--orders", "4", "--seed", "1"], "--orders, --seed: only for sampled orders"),
         (["--seed", str(2**128)], "must fit in 128 bits"),
         (["--step-probabilities", "1.0"], "belong to parallel generation"),
         (["--steps", "2", "--step-probabilities", "a"], "comma-separated numbers"),
@@ -89,7 +89,7 @@ def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monke
     Path("in.jsonl").write_text('{"text": "a"}\n')
     command = ["bound", "in.jsonl", "-o", "out.jsonl", "--block-size", "16", "--method", "exact"]
     result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2 and "65,535 states a block" in result.output
+    assert result.exit_code == 2 and "65,535 states per block" in result.output
     assert not Path("out.jsonl").exists() and not Path("out.jsonl.partial").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_block_too_large_for_the_lattice_is_refused_before_anything_runs(monke
         (["--method", "estimate", "--force"], "--force needs an exact likelihood"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, arguments, message):
+def test_invalid_options_are_refused(tmp_path, arguments, message):
     (tmp_path / "in.jsonl").write_text('{"text": "It rained."}\n')
     command = ["bound", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), *arguments]
     result = CliRunner().invoke(main, command)

@@ -128,12 +128,12 @@ def test_options_of_score_are_options_of_compare(run, mini):
         (["a.jsonl", "none.jsonl"], {"a": rows(A)}, "cannot read none.jsonl"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(run, arguments, files, message):
+def test_files_that_cannot_be_compared_are_refused(run, arguments, files, message):
     result = run(*arguments, **files)
     assert result.exit_code == 2 and message in result.output, result.output
 
 
-def test_delimited_files_are_read_as_is_asked(run):
+def test_delimited_files_are_read_as_the_options_say(run):
     lines = [f"{source};{candidate}" for source, candidate in zip(SOURCES, A, strict=True)]
     for name in "ab":
         Path(f"{name}.csv").write_text("\n".join(["source;candidate;id", *lines, ""]))

@@ -1,4 +1,4 @@
-"""The summary's line about bfloat16: where the processor has units for it and the run did not use them."""
+"""The summary recommends bfloat16 if the processor has units for it and the run did not use them."""
 
 from __future__ import annotations
 

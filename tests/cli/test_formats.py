@@ -65,7 +65,7 @@ def test_the_same_rows_have_the_same_scores_in_every_format(here):
                 assert values == {key: reference[key] for key in values}
 
 
-def test_standard_streams_have_the_format_that_is_named(here):
+def test_standard_streams_have_the_format_of_the_options(here):
     line = "candidate\tsource\nIt rained.\tIt rained all day.\n"
     result = command("score", "-", "-o", "-", "--draws", "1", "--format", "tsv", input=line)
     assert result.exit_code == 0

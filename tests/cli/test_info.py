@@ -21,7 +21,8 @@ def test_info_describes_a_model(tmp_path, family, layout):
     done = CliRunner(env={"COLUMNS": "400"}).invoke(main, ["info", "--model", str(folder)])
     assert done.exit_code == 0, done.output
     assert layout in done.output
-    assert "[CLS] source candidate; up to 2048 tokens before and from the candidate on" in done.output  # mini's own
+    mini = "[CLS] source candidate; up to 2048 tokens before the candidate, and up to 2048 tokens from it on"
+    assert mini in done.output
 
 
 def test_info_about_no_model_says_so(tmp_path):
@@ -32,9 +33,9 @@ def test_info_about_no_model_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("units", "says"), [(True, "about 1.9 times as fast on this processor"), (False, "no units for it")]
 )
-def test_info_names_the_default_type_and_what_bfloat16_would_be(monkeypatch, units, says):
+def test_info_names_the_default_dtype_and_the_speed_of_bfloat16(monkeypatch, units, says):
     monkeypatch.setattr("diffscore_fast.cli.info.multiplies_bfloat16", lambda: units)
     done = CliRunner(env={"COLUMNS": "400"}).invoke(main, ["info"])
     lines = [" ".join(line.strip("\u2502 ").split()) for line in done.output.splitlines()]
-    assert any(line.startswith("default type on cpu") and line.endswith("float32") for line in lines)
+    assert any(line.startswith("default dtype on cpu") and line.endswith("float32") for line in lines)
     assert any(line.startswith("--dtype bfloat16 on cpu") and says in line for line in lines)

@@ -1,4 +1,4 @@
-"""Memory that runs out under a command: said in words, exit code 2, no traceback. Each runs in a process of its own."""
+"""A command that runs out of memory prints one message, no traceback, and ends with exit code 2. One process each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and how a model runs, as the commands' options say it."""
+"""The options for where and how a model runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_hands_them_on(command, monkeypatch):
+def test_every_command_passes_them_on(command, monkeypatch):
     found = []
 
     def taken(model, **options):
@@ -67,7 +67,7 @@ def test_every_command_hands_them_on(command, monkeypatch):
     assert defaults == {"device": "cpu", "implementation": "auto"}
 
 
-def test_type_and_implementation_are_in_the_signature():
+def test_dtype_and_implementation_are_in_the_signature():
     arguments = [*COMMANDS["score"], "--draws", "2", "--dtype", "bfloat16", "--implementation", "reference"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
@@ -76,7 +76,7 @@ def test_type_and_implementation_are_in_the_signature():
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu", ""])
-def test_a_device_that_is_not_there_is_said_and_leaves_nothing_behind(device):
+def test_a_missing_device_is_reported_and_leaves_no_file(device):
     result = CliRunner().invoke(main, [*COMMANDS["score"], "--device", device])
     assert result.exit_code == 2
     assert f"device '{device}' cannot be used here" in result.output and "diffscore info" in result.output

@@ -1,4 +1,4 @@
-"""Without a terminal, a line now and then says how far a run is."""
+"""Progress lines of a run without a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from tests.support.rows import run_lengths
 
 
-def test_a_line_says_rows_share_and_speed(tmp_path, capfd):
+def test_a_line_has_rows_share_and_speed(tmp_path, capfd):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n' * 4)
     source = tmp_path / "in.jsonl"
     run_lengths(source, tmp_path / "out.jsonl", quiet=False, progress_seconds=0.0)
@@ -25,7 +25,7 @@ def test_lines_come_at_their_interval_and_not_when_quiet(tmp_path, capfd):
         assert capfd.readouterr().err == ""
 
 
-def test_nobody_who_reads_them_ends_no_run(tmp_path, monkeypatch):
+def test_a_closed_standard_error_does_not_end_the_run(tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n' * 3)
 
     def closed(*arguments, **options):

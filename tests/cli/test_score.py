@@ -114,7 +114,7 @@ def test_a_file_of_one_bad_row_is_a_file_of_failed_rows(run):
         assert f"{name}: the only row fails: line " in result.stderr
 
 
-def test_what_was_said_of_rows_is_in_the_summary(run):
+def test_remarks_about_rows_are_in_the_summary(run):
     result, rows = run(content=b'source\tcandidate\tid\nIt rained.\tIt "rained.\n', name="in.tsv")
     assert result.exit_code == 0 and rows[0]["candidate"] == 'It "rained.' and rows[0]["id"] == ""
     assert re.search("rows with fewer fields *│ 1, the missing ones are empty", result.output)
@@ -124,7 +124,7 @@ def test_what_was_said_of_rows_is_in_the_summary(run):
     assert Path("out.tsv").read_text().splitlines()[1].startswith(r"It rained.\nAll day." + "\tRain.\t-")
 
 
-def test_over_length_rows_fail_are_skipped_or_cut(run):
+def test_rows_that_are_too_long_fail_are_skipped_or_cut(run):
     rows = [*ROWS, {"source": "word " * 2100, "candidate": "A word."}]
     result, out = run(rows=rows)
     assert result.exit_code == 3 and out[3]["status"] == "too_long" and out[3]["score"] is None
@@ -139,14 +139,14 @@ def test_splitting_the_file_changes_no_score(run):
         assert row["score"] == pytest.approx(alone["score"], abs=1e-5)
 
 
-def test_a_wrong_column_name_lists_the_columns_there_are(run):
+def test_a_wrong_column_name_lists_the_columns_of_the_file(run):
     result, rows = run("--candidate-column", "hypothesis")
     assert result.exit_code == 2 and rows is None
     assert "no field 'hypothesis'; it has: id, source, candidate, extra" in result.output
     assert "--candidate-column" in result.output
 
 
-def test_a_field_that_would_be_written_over_is_refused(run):
+def test_a_field_that_would_be_overwritten_is_refused(run):
     result, rows = run(rows=[{**ROWS[0], "score": 1}])
     assert result.exit_code == 2 and rows is None and "already has the field score" in result.output
     late = [ROWS[0]] * 120 + [{**ROWS[0], "score": 1}]
@@ -179,7 +179,7 @@ def test_unusable_paths_are_found_before_the_model_loads(run, monkeypatch):
     assert {path.name: path.read_text() for path in Path().iterdir()} == before
 
 
-def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
+def test_a_model_that_cannot_be_loaded_leaves_no_file(run, monkeypatch):
     def broken(model, **options):
         raise CheckpointError("no model 'x'")
 
@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(run, monkeypatch):
 
 def test_empty_file_standard_streams_and_gzip(run):
     result, rows = run(content=b"\n \n")
-    assert result.exit_code == 0 and rows == [] and "blank lines passed over" in result.output
+    assert result.exit_code == 0 and rows == [] and "blank lines skipped" in result.output
     line = json.dumps(ROWS[0]).encode()
     result = CliRunner().invoke(main, ["score", "-", "-o", "-", "--draws", "1"], input=line)
     assert result.exit_code == 0
@@ -220,7 +220,7 @@ def test_an_interrupted_run_keeps_the_rows_that_were_finished(run, mini, monkeyp
     kept = [json.loads(line) for line in Path("out.jsonl.partial").read_text().splitlines()]
     assert [row["status"] for row in kept] == ["ok", "ok"]
     result, rows = run()
-    assert result.exit_code == 2 and "go on with --resume, or move it away" in result.output and rows is None
+    assert result.exit_code == 2 and "continue with --resume, or move it away" in result.output and rows is None
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
@@ -251,20 +251,20 @@ def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_not_stopped(run, mini
         assert refused.exit_code == 2 and "made by other options, or of other columns" in refused.output
     for option in (["--show", "1"], ["--heatmap", "page.html"]):
         refused = invoke(main, [*arguments, "--resume", *option])
-        assert refused.exit_code == 2 and "of the first rows, which an earlier run has done" in refused.output
+        assert refused.exit_code == 2 and "need the first rows, which an earlier run has finished" in refused.output
     changed = Path("in.jsonl").read_bytes()
     Path("in.jsonl").write_bytes(changed.replace(b"cat", b"cow"))
     refused = invoke(main, [*arguments, "--resume"])
     assert refused.exit_code == 2 and "the input is not the one" in refused.output
     Path("in.jsonl").write_bytes(changed)
     result = invoke(main, [*arguments, "--resume"])
-    assert "rows of the run before" in result.output, result.output
+    assert "rows of the stopped run" in result.output, result.output
     assert Path(name).read_bytes() == whole
     assert json.loads(Path(f"{name}.signature.json").read_text()) == signature
     assert not partial.exists() and not Path(f"{partial}.state").exists()
 
 
-def test_what_cannot_be_resumed_is_said(run):
+def test_runs_that_cannot_be_resumed_are_refused(run):
     result, rows = run("--resume")  # nothing to resume: from the start
     assert result.exit_code == 0 and rows == run()[1]
     for name in ("out.jsonl.gz", "out.parquet", "-"):
@@ -314,7 +314,7 @@ def test_the_signature_lies_beside_the_output(run, mini):
     assert about["signature"]["seed"] == 3 and about["signature"]["weights"] == mini._identity["weights"]
 
 
-def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
+def test_a_name_that_looks_like_markup_is_printed_as_it_is(run, mini, monkeypatch):
     monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)
     score_batch, done = mini._score_batch, []
 
@@ -330,7 +330,7 @@ def test_a_name_that_looks_like_markup_is_a_name(run, mini, monkeypatch):
     assert result.exit_code == 2 and "1 finished row is in" in result.output and "No space left" in result.output
 
 
-def test_what_is_shown_holds_nothing_that_moves_the_terminal(run):
+def test_rows_are_shown_without_escape_sequences(run):
     rows = [{"source": "s", "candidate": "A\x1b]0;title\x07 cat."}, {"source": "s", "candidate": "\ud800"}]
     result, written = run("--show", "2", rows=rows)
     assert result.exit_code == 3 and [row["status"] for row in written] == ["ok", "invalid_text"]
@@ -359,7 +359,7 @@ def test_info_names_versions_models_and_implementations():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_a_run_as_an_interrupt_does(run, mini, monkeypatch, number):
+def test_a_signal_keeps_the_finished_rows_like_an_interrupt(run, mini, monkeypatch, number):
     monkeypatch.setattr(scorer_module, "TOKENS_CHUNK", 1)
     score_batch, done = mini._score_batch, []
 
@@ -380,7 +380,7 @@ def test_a_signal_leaves_a_run_as_an_interrupt_does(run, mini, monkeypatch, numb
     assert "1 finished row is in" in result.output
 
 
-def test_standard_output_by_its_other_names_replaces_no_file(tmp_path):
+def test_standard_output_by_its_other_names_is_not_replaced_by_a_file(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     command = f"{sys.executable} -m diffscore_fast.cli.main score in.jsonl --draws 1 --quiet -o"
     script = f"echo before > out.txt; {command} /dev/stdout >> out.txt; {command} /dev/fd/3 3>> out.txt"
@@ -402,7 +402,7 @@ def test_standard_output_by_its_other_names_replaces_no_file(tmp_path):
         (["--heatmap", "out.jsonl.partial"], "would write over another file of the run"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(run, arguments, message):
+def test_invalid_options_are_refused(run, arguments, message):
     result, rows = run(*arguments)
     assert result.exit_code == 2 and message in result.output and rows is None
 
@@ -413,7 +413,7 @@ def test_a_signature_that_cannot_be_written_is_found_before_scoring(run):
     assert result.exit_code == 2 and "signature.json: it is a folder" in result.output and rows is None
 
 
-def test_a_summary_that_cannot_be_printed_takes_nothing_from_the_rows(tmp_path):
+def test_the_rows_are_complete_if_the_summary_cannot_be_printed(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     command = f"{sys.executable} -m diffscore_fast.cli.main score in.jsonl --draws 1 -o out.jsonl > /dev/full"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
@@ -421,7 +421,7 @@ def test_a_summary_that_cannot_be_printed_takes_nothing_from_the_rows(tmp_path):
     assert (tmp_path / "out.jsonl").exists() and (tmp_path / "out.jsonl.signature.json").exists()
 
 
-def test_closed_streams_are_errors_for_people(tmp_path):
+def test_closed_streams_give_a_message_without_traceback(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     for redirected, stream in (("score in.jsonl -o - --quiet >&-", "output"), ("score - -o out.jsonl <&-", "input")):
         command = f"{sys.executable} -m diffscore_fast.cli.main {redirected}"

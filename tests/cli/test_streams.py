@@ -33,7 +33,7 @@ def shell(folder, script: str, **environment: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
 def test_a_closed_pipe_ends_every_command_quietly(tmp_path, arguments):
-    """The reader is gone before the first byte: whatever is written, at once or at the end, meets a closed pipe."""
+    """The pipe is closed before the first byte, so every write fails."""
     done = shell(tmp_path, f"{COMMAND} {arguments} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (141, "")
     if "out.jsonl" in arguments:  # the rows have nothing to do with the pipe
@@ -41,7 +41,7 @@ def test_a_closed_pipe_ends_every_command_quietly(tmp_path, arguments):
         assert (tmp_path / "out.jsonl.signature.json").exists()
 
 
-def test_a_pipe_closed_on_the_way_ends_a_run_that_reads_on(tmp_path):
+def test_a_pipe_closed_later_ends_a_run(tmp_path):
     lines = "".join(json.dumps({**ROW, "candidate": f"row {i}"}) + "\n" for i in range(3000))
     (tmp_path / "many.jsonl").write_text(lines)
     done = shell(
@@ -53,19 +53,19 @@ def test_a_pipe_closed_on_the_way_ends_a_run_that_reads_on(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", ["nonsense", "score none.jsonl -o -"])
-def test_an_error_message_may_meet_a_closed_pipe_too(tmp_path, arguments):
+def test_an_error_message_to_a_closed_pipe(tmp_path, arguments):
     done = shell(tmp_path, f"{COMMAND} {arguments} 2>&1 >/dev/null | true; exit ${{PIPESTATUS[0]}}")
     assert done.returncode in (2, 141) and done.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["help", "rows"])
-def test_a_full_disk_is_said_in_words(tmp_path, name):
+def test_a_full_disk_gives_a_message(tmp_path, name):
     done = shell(tmp_path, f"{COMMAND} {COMMANDS[name]} > /dev/full")
     assert done.returncode == 2 and "the disk is full (No space left on device); make room" in done.stderr
     assert done.stderr.startswith("diffscore: cannot write") and "Traceback" not in done.stderr
 
 
-def test_a_full_disk_under_the_output_is_said_with_its_name(tmp_path):
+def test_a_full_disk_under_the_output_is_named(tmp_path):
     for name in ("jsonl", "parquet"):
         done = shell(tmp_path, f"{COMMAND} {SCORE} -o /dev/full --output-format {name} --quiet")
         assert done.returncode == 2 and "cannot write /dev/full: the disk is full" in done.stderr, done.stderr

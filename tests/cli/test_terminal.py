@@ -1,4 +1,4 @@
-"""Errors of the system in words."""
+"""Messages for errors of the operating system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.rows import run_lengths
 
 @pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "your quota")])
 @pytest.mark.parametrize("where", ["rows", "journal"])
-def test_a_disk_that_fills_up_names_the_file_and_keeps_the_rows(tmp_path, monkeypatch, capfd, code, words, where):
+def test_a_full_disk_is_named_and_finished_rows_stay(tmp_path, monkeypatch, capfd, code, words, where):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n' * 5)
     calls = []
 
@@ -41,5 +41,5 @@ def test_a_disk_that_fills_up_names_the_file_and_keeps_the_rows(tmp_path, monkey
     assert "2 finished rows are in" in capfd.readouterr().err
 
 
-def test_other_errors_keep_the_systems_words():
+def test_other_errors_keep_the_message_of_the_system():
     assert in_words(OSError(errno.EIO, "Input/output error", "in.jsonl")) == "[Errno 5] Input/output error: 'in.jsonl'"

@@ -15,7 +15,7 @@ from diffscore_fast.scoring.table import ScoreTable
 
 @pytest.fixture(scope="module")
 def table(mini):
-    """A table of any scores; NaN is a row without one."""
+    """A table with these scores; NaN: a row without a score."""
     empty = mini.score([], [])
 
     def make(scores) -> ScoreTable:
@@ -38,7 +38,7 @@ def test_the_p_value_of_few_rows_is_exact(table):
     assert result.most_different(2).tolist() == [5, 2]
 
 
-def test_the_interval_is_the_normal_one_for_many_rows_and_stable_over_seeds(table):
+def test_the_interval_is_close_to_the_normal_one_for_many_rows_and_stable_over_seeds(table):
     rng = np.random.default_rng(0)
     shared = rng.normal(-5, 2, 400)  # rows differ much more than systems: unpaired, nothing would be seen
     a, b = table(shared + rng.normal(0.05, 0.2, 400)), table(shared + rng.normal(0, 0.2, 400))
@@ -63,7 +63,7 @@ def test_under_no_difference_the_p_value_is_uniform(table):
     assert 0.01 <= np.mean(np.array(p_values) <= 0.1) <= 0.2  # 0.1 +- 4 standard errors
 
 
-def test_equal_systems_differ_by_exactly_nothing(table):
+def test_equal_systems_have_difference_zero(table):
     scores = [-1.0, -2.0, -3.0]
     result = compare(table(scores), table(scores))
     assert (result.difference, result.low, result.high, result.p_value, result.ties) == (0, 0, 0, 1, 3)
@@ -80,7 +80,7 @@ def test_rows_that_fail_on_either_side_are_left_out_of_both(table):
     assert compare(table([nan]), table([-1])).to_dict()["difference"] is None
 
 
-def test_what_cannot_be_compared_is_refused(mini, table):
+def test_tables_that_cannot_be_compared_are_refused(mini, table):
     with pytest.raises(InputError, match="2 rows against 1"):
         compare(table([-1, -2]), table([-1]))
     other = mini.score([], [], seed=1)
@@ -92,7 +92,7 @@ def test_what_cannot_be_compared_is_refused(mini, table):
 
 
 def test_systems_share_masks_in_reverse(mini):
-    """The differences' spread over mask seeds is smaller than with masks of their own."""
+    """The differences vary less over mask seeds than with independent masks for each system."""
     source = "The cat sat on the mat while it rained all day in the garden."
     candidates = "A cat sat.", "It rained."
     scores = np.array(

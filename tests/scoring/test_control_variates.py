@@ -1,4 +1,4 @@
-"""Cross-fitted controls against a dense ridge regression, and what they promise: expectation kept, variance less."""
+"""Cross-fitted controls against a dense ridge regression; they keep the expectation and reduce the variance."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from diffscore_fast.engine.plan import Observation, Sequences
-from diffscore_fast.scoring.control_variates import LEANING, RIDGES, TOKEN_RIDGE, cross_fitted_controls
+from diffscore_fast.scoring.config import ReconstructionConfig
+from diffscore_fast.scoring.control_variates import PRIOR, RIDGES, TOKEN_RIDGE, cross_fitted_controls
 from diffscore_fast.scoring.draws import MaskDraws, draw_masks
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 
 
 def draws_of(lengths: list[int], replicates: int, first_key: int = 0, **options) -> MaskDraws:
@@ -19,7 +20,7 @@ def draws_of(lengths: list[int], replicates: int, first_key: int = 0, **options)
 
 
 def dense_features(mask: np.ndarray) -> np.ndarray:
-    """Rows (one a masked token) of |M| / L and the centred numbers of masked neighbours at distance 1 and 2."""
+    """Rows (one per masked token) of |M| / L and the centred numbers of masked neighbours at distance 1 and 2."""
     length, size = len(mask), mask.sum()
     rows = []
     for place in np.flatnonzero(mask):
@@ -53,10 +54,10 @@ def test_controls_are_a_ridge_regression_on_the_other_replicates(length):
     replicate, tokens, observed = np.array(replicate), np.array(tokens), values[at]
     features = np.hstack([np.ones((len(tokens), 1)), np.concatenate(rows), np.eye(length)[tokens]])
     ridge = np.diag([*RIDGES, *[TOKEN_RIDGE] * length])
-    lean = ridge @ [*LEANING, *[0.0] * length]
+    prior = ridge @ [*PRIOR, *[0.0] * length]
     for own in range(3):
         others = features[replicate != own]
-        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own] + lean)
+        fitted = np.linalg.solve(others.T @ others + ridge, others.T @ observed[replicate != own] + prior)
         wanted = features[:, 1:] @ fitted[1:]  # the intercept is the same for all masks and is left out of h
         np.testing.assert_allclose(control[at][replicate == own], wanted[replicate == own], rtol=1e-9, atol=1e-9)
         of_own = (draws.target == 1) & (draws.replicate == own)
@@ -67,7 +68,7 @@ def test_controls_are_a_ridge_regression_on_the_other_replicates(length):
 @pytest.mark.parametrize("masking", ["bernoulli", "count"])
 @pytest.mark.parametrize("ratios", ["grid", "stratified"])
 def test_a_control_has_the_stated_expectation(ratios, masking):
-    """Over fresh masks a prediction that is fixed averages to its expectation: what keeps scores unbiased."""
+    """The mean of a fixed prediction over new masks is its stated expectation, so scores stay unbiased."""
     seeds, length = 4000, 9
     draws = draws_of([length] * seeds, 1, ratios=ratios, masking=masking)
     rng = np.random.default_rng(1)
@@ -96,7 +97,7 @@ def scores_over_seeds(model, length: int, seeds: int, **design) -> tuple[np.ndar
     return result.scores, result.stderr
 
 
-def test_variance_falls_where_tokens_differ_and_the_standard_error_tells_it():
+def test_variance_falls_if_tokens_differ_and_the_standard_error_with_it():
     rng = np.random.default_rng(2)
     level = rng.normal(-4.0, 2.5, 24)
 
@@ -112,7 +113,7 @@ def test_variance_falls_where_tokens_differ_and_the_standard_error_tells_it():
     assert 0.9 < np.sqrt((error**2).mean()) / controlled.std() < 1.1
 
 
-def test_impossible_tokens_leave_the_draws_as_they_are():
+def test_tokens_of_probability_zero_switch_the_controls_off():
     draws = draws_of([6, 8], 2)
     values = -np.random.default_rng(0).gamma(1.0, 2.0, draws.counts.sum())
     alone, _ = cross_fitted_controls(draws.take(np.flatnonzero(draws.target == 1)), values[draws.counts[:8].sum() :])

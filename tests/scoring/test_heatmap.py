@@ -1,4 +1,4 @@
-"""Heat maps, read back as a reader's program would."""
+"""Heat maps, parsed as a browser would."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def test_the_page_holds_every_text_and_every_value_and_nothing_from_outside(tabl
     assert str(table.signature) in page and "missing, the candidate is missing" in page
 
 
-def test_a_token_never_masked_and_an_unscored_stretch_are_told_apart(table):
+def test_a_token_never_masked_looks_unlike_text_without_tokens(table):
     tokens = TokenScores(np.array([0, 2]), np.array([[0, 1], [1, 2]]), np.array([-3.0, np.nan]), np.array([1, 0]))
     one = replace(table.take([3]), tokens=tokens)
     page = heatmap_html(["ab" + "c" * 5000], one)
     assert '<span class="s2" title="-3.000">a</span><span class="none" title="never masked: no score">b</span>c' in page
-    assert "(4000 characters more)" in page and len(page) < 5000
+    assert "(4000 more characters)" in page and len(page) < 5000
 
 
 def test_only_the_first_rows_are_shown_and_the_page_says_so(table):
-    read = Page(page := heatmap_html(TEXTS, table, most_rows=2))
+    read = Page(page := heatmap_html(TEXTS, table, max_rows=2))
     assert len(read.texts) == 2 and "The first 2 of 4 rows." in page
     assert "The first 4 of 900 rows." in heatmap_html(TEXTS, table, rows_in_all=900)
     assert "All 4 rows." in heatmap_html(TEXTS, table)
@@ -104,7 +104,7 @@ def test_black_text_is_readable_on_every_colour(colour):
     assert (np.dot([0.2126, 0.7152, 0.0722], linear) + 0.05) / 0.05 >= 7
 
 
-def test_differences_have_a_scale_with_two_sides(mini):
+def test_differences_have_a_scale_for_both_signs(mini):
     table = mini.score(["Paris in spring."], ["Paris"], direction="pmi", draws=1, levels=2, token_scores=True)
     for value, step in ((5.0, 0), (4.0, 0), (2.0, 1), (0.0, 3), (-0.25, 3), (-2.0, 5), (-9.0, 6)):
         tokens = replace(table.tokens, log_probs=np.array([value]))

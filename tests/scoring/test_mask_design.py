@@ -1,4 +1,4 @@
-"""Mask designs: counts, ratios, distribution of every single draw."""
+"""The mask design: numbers of draws, ratios, and the distribution of every single draw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from diffscore_fast.engine.ragged import offsets_of
 from diffscore_fast.errors import InputError
-from diffscore_fast.scoring.draws import MaskDraws, draw_masks, mask_ratios, pick_draws
+from diffscore_fast.scoring.corrected import pick_draws
+from diffscore_fast.scoring.draws import MaskDraws, draw_masks, mask_ratios
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.sizes import size_table
 
@@ -58,7 +59,7 @@ def test_bernoulli_masks_each_token_with_probability_t(ratios):
     assert (masked.sum(2).ravel() == draws.counts).all()
 
 
-def test_count_masking_draws_sizes_uniformly_and_tokens_evenly():
+def test_count_masking_draws_sizes_and_tokens_uniformly():
     draws = draw(MaskDesign(4, "uniform", "count"), 20_000, 5)
     sizes = np.bincount(draws.counts, minlength=6) / 80_000
     np.testing.assert_allclose(sizes[1:], 0.2, atol=0.01)
@@ -70,7 +71,7 @@ def test_count_masking_on_the_grid_takes_the_exact_share():
     assert draws.counts.tolist() == list(range(1, 10))
 
 
-def test_an_empty_draw_masks_one_token_evenly_or_stays_empty():
+def test_an_empty_draw_masks_one_uniform_token_or_stays_empty():
     design = MaskDesign(9, coupling="independent")
     filled, empty = draw(design, 20_000, 2), draw(design, 20_000, 2, elbo=True)
     assert filled.counts.min() == 1 and empty.counts.min() == 0
@@ -83,7 +84,7 @@ def test_an_empty_draw_masks_one_token_evenly_or_stays_empty():
 @pytest.mark.parametrize("masking", ["bernoulli", "count"])
 @pytest.mark.parametrize("ratios", ["grid", "stratified"])
 def test_balanced_masks_have_the_sizes_of_the_design_and_any_tokens(ratios, masking):
-    """Against masks drawn straight from the definition; draws counted by their share."""
+    """Against masks drawn directly from the definition; draws are weighted by their share."""
     length, trials = 5, 10_000
     draws = draw(MaskDesign(4, ratios, masking), trials, length)
     generator = np.random.default_rng(1)
@@ -102,7 +103,7 @@ def test_balanced_masks_have_the_sizes_of_the_design_and_any_tokens(ratios, mask
         np.testing.assert_allclose(together[0, 1:], size * (size - 1) / length / (length - 1), atol=0.06)
 
 
-def test_balanced_masks_share_the_weight_out_evenly():
+def test_balanced_masks_give_tokens_nearly_equal_weight():
     """A token's weight in a score varies less than a quarter as much as with independent draws."""
     spreads = {}
     for coupling in ("balanced", "independent"):
@@ -122,7 +123,7 @@ def test_size_tables_are_distributions():
                 np.testing.assert_allclose(table.levels.sum(axis=1), 1, atol=1e-9)
 
 
-def test_picked_draws_stand_for_their_share():
+def test_picked_draws_represent_their_share():
     for design in (MaskDesign(8, replicates=1), MaskDesign(5, coupling="independent")):
         draws = draw(design, 8000, 3)
         factor = pick_draws(design, keys(8000), draws, np.full(8000, 3)).reshape(8000, -1)
@@ -136,7 +137,7 @@ def test_picked_draws_stand_for_their_share():
             np.testing.assert_allclose(together, 3 * 2 / 9 / 8, atol=0.015)
 
 
-def test_a_target_s_draws_do_not_depend_on_its_neighbours():
+def test_draws_of_a_target_do_not_depend_on_its_neighbours():
     lengths, own = np.array([4, 7, 2]), keys(3)
     for design in (MaskDesign(20, coupling="independent"), MaskDesign(6, "stratified", "count"), MaskDesign(8)):
         replicates = np.array([3, 2, 1])

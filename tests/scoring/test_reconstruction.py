@@ -14,8 +14,11 @@ from diffscore_fast.engine.plan import AttentionPattern, Observation, Sequences
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import InputError
+from diffscore_fast.scoring import reconstruction
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig, _level_means
+from diffscore_fast.scoring.profile import level_means
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 from tests.support.networks import BagOfTokens, RotaryDecoder
 
 LENGTH = 6  # 63 masks: more than the draws below, so that they are sampled
@@ -251,7 +254,7 @@ def test_impossible_configurations_are_refused(options):
 
 
 def test_a_target_error_is_met_by_draws_that_the_pilot_did_not_see():
-    """Below the bound, the mean square error over seeds is what was asked for, and the score is not biased."""
+    """Below the largest number of draws, the root mean square error over seeds is the target, and there is no bias."""
     config = ReconstructionConfig("mean_logprob", MaskDesign(8), target_stderr=0.2, max_draws=400)
     result, (pilot, masks) = evaluate(config, 500, length=9)
     assert len(pilot) == 500 * 20 and len(masks) == result.num_draws.sum() and (result.num_draws % 4 == 0).all()
@@ -269,7 +272,7 @@ def test_a_row_that_may_have_all_masks_for_its_target_error_gets_them():
     assert result.scores[0] == pytest.approx(exact(config), abs=1e-6)
 
 
-def test_long_targets_are_not_counted_by_their_masks():
+def test_the_number_of_masks_of_a_long_target_does_not_overflow():
     """2^1100 is beyond float64; warnings are errors here."""
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(1, np.int64), [np.full(1100, 5, np.int32)])
     plan = MaskedReconstruction(ReconstructionConfig(), sequences, np.zeros(1, np.uint64)).plan([])
@@ -309,7 +312,7 @@ def test_corrected_has_the_expectation_of_full(design, full_draws, estimator):
         assert np.sqrt((result.stderr**2).mean()) == pytest.approx(result.scores.std(ddof=1), rel=0.15)
 
 
-def test_corrected_at_every_draw_is_full_and_enumerates_under_full():
+def test_correcting_every_draw_gives_the_full_score_and_enumerates_under_full():
     backbone = RotaryDecoder()
     target = np.array([5, 6, 7, 8, 5], np.int32)
     sequences = Sequences.build([np.array([9, 11, 4], np.int32)], np.zeros(2, np.int64), [target, target[:2]])
@@ -338,7 +341,7 @@ def test_corrected_at_every_draw_is_full_and_enumerates_under_full():
     ],
 )
 def test_a_balanced_profile_has_no_bias_at_any_level(monkeypatch, ratios, masking, estimator, draws, replicates):
-    """Nor much more spread than the mean over realised weights, whose bias at t = 0.95 was -0.1 nats."""
+    """And it varies little more than the mean over realised weights, whose bias at t = 0.95 was -0.1 nats."""
     trials = 4000
     config = ReconstructionConfig(
         estimator, MaskDesign(draws, ratios, masking, replicates=replicates), levels_of(estimator, ratios)
@@ -350,7 +353,7 @@ def test_a_balanced_profile_has_no_bias_at_any_level(monkeypatch, ratios, maskin
     error = profile.std(axis=0, ddof=1) / np.sqrt(trials)
     assert (np.abs(profile.mean(axis=0) - expected) < 4 * error).all()
     monkeypatch.setattr(
-        MaskedReconstruction, "_profile", lambda self, phase, means: _level_means(phase.draws, means, trials)
+        reconstruction, "draw_profile", lambda design, draws, means, *others: level_means(draws, means, trials)
     )
     realised = evaluate(config, trials)[0].profile
     assert np.isfinite(profile).all()

@@ -1,4 +1,4 @@
-"""Several references a candidate: against one score a reference."""
+"""Several references per candidate, against the score of each reference alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = dict(draws=1, levels=3)
 
 
 def one_by_one(mini, **options):
-    """A table for each row, with one pair a reference."""
+    """A table for each row, with one pair per reference."""
     lists = [[item] if isinstance(item, str) else item for item in REFERENCES]
     return [
         mini.score(items, [candidate] * len(items), **options)
@@ -25,7 +25,7 @@ def one_by_one(mini, **options):
 
 
 @pytest.mark.parametrize("direction", ["conditional", "reverse", "bidirectional", "pmi"])
-def test_max_and_mean_are_those_of_the_scores_one_by_one(mini, direction):
+def test_max_and_mean_are_those_of_the_single_scores(mini, direction):
     apart = one_by_one(mini, direction=direction, **FEW)
     best = mini.score(None, CANDIDATES, references=REFERENCES, direction=direction, **FEW)
     np.testing.assert_allclose(best.scores, [item.scores.max() for item in apart], atol=1e-5)
@@ -56,7 +56,7 @@ def test_token_scores_are_those_of_the_best_or_the_mean(mini):
 
 
 def test_a_mean_counts_the_draws_and_the_cuts_of_all_its_references(mini, monkeypatch):
-    """Whichever of them scored best: one is enumerated, one is cut."""
+    """Independent of which scored best: one is enumerated, one is cut."""
     patterns = {name: replace(item, position_limit=40) for name, item in mini.spec.patterns.items()}
     monkeypatch.setattr(mini, "spec", replace(mini.spec, patterns=patterns))
     both = ["Cat.", "A cat was sitting on the mat."]
@@ -75,8 +75,8 @@ def test_a_mean_counts_the_draws_and_the_cuts_of_all_its_references(mini, monkey
         assert table.status == ["truncated_source"] and "reference 1: the last 3" in table.messages[0]
 
 
-def test_work_is_shared(mini):
-    """Each different pair is evaluated once; pmi's marginal side once a candidate, however many references."""
+def test_equal_pairs_are_evaluated_once(mini):
+    """Each distinct pair is evaluated once; the marginal side of pmi once per candidate, whatever its references."""
 
     def evaluated(references, direction):
         counts = []
@@ -119,7 +119,7 @@ def test_a_bad_reference_leaves_the_others(mini):
     assert bad_candidate.status == ["missing"] and bad_candidate.messages == ["the candidate is missing"]
 
 
-def test_portions_cut_between_rows_not_references(mini, monkeypatch):
+def test_chunks_are_cut_between_rows_not_references(mini, monkeypatch):
     from diffscore_fast.scoring import scorer
 
     together = mini.score(None, CANDIDATES, references=REFERENCES, **FEW)
@@ -168,7 +168,7 @@ def test_the_error_of_a_mean_in_reverse_covers_the_spread_over_seeds(mini):
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(scores, ddof=1), rel=0.35)
 
 
-def test_the_best_of_lower_bounds_is_no_lower_bound(mini):
+def test_the_maximum_of_lower_bounds_is_no_lower_bound(mini):
     options = dict(references=[["a", "b"]], estimator="elbo", mask_ratios="uniform", draws=2)
     assert mini.score(None, ["c"], **options).kind == "maximum of lower bounds"
     assert mini.score(None, ["c"], aggregate="mean", **options).kind == "lower bound"
@@ -177,7 +177,7 @@ def test_the_best_of_lower_bounds_is_no_lower_bound(mini):
 @pytest.mark.parametrize(
     ("sources", "references", "options", "message"),
     [
-        (["s"], [["r"]], {}, "references stand in the source's place"),
+        (["s"], [["r"]], {}, "references take the place of sources"),
         (None, [["r"], ["r"]], {}, "2 lists of references but 1 candidates"),
         (None, "r", {}, "references is one string"),
         (None, [["r"]], {"direction": "marginal"}, "marginal reads no references"),
@@ -189,7 +189,7 @@ def test_wrong_use_is_refused(mini, sources, references, options, message):
         mini.score(sources, ["c"], references=references, **options)
 
 
-def test_a_cut_is_told_beside_a_reference_that_was_skipped(mini):
+def test_a_cut_and_a_skipped_reference_are_both_in_the_message(mini):
     long = "word " * 3000
     table = mini.score(
         None,

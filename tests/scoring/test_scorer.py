@@ -36,7 +36,7 @@ def conditional(mini):
     return mini.score(SOURCES, CANDIDATES, draws=5)
 
 
-def test_a_table_has_everything_a_row_needs(mini):
+def test_a_table_has_one_entry_per_row(mini):
     table = mini.score(SOURCES, CANDIDATES, draws=20, coupling="independent")
     assert table.status == ["ok"] * 4 and table.messages == [""] * 4
     assert (table.scores < 0).all() and (table.stderr[[0, 1, 3]] > 0).all() and table.stderr[2] == 0
@@ -67,8 +67,8 @@ def test_scores_do_not_depend_on_budgets_or_batches(conditional, monkeypatch):
     assert table.tokens.offsets.tolist() == np.cumsum([0, *table.num_tokens]).tolist()
 
 
-def test_bfloat16_scores_are_the_same_bits_alone_and_in_company():
-    """1,000 random short pairs: all together, in portions of other sizes and another order, and 150 singly.
+def test_bfloat16_scores_are_the_same_bits_alone_and_in_a_batch():
+    """1,000 random short pairs: all together, in batches of other sizes and in another order, and 150 alone.
 
     Where products are stand-ins for units that the processor lacks, fewer: they take ten times as long.
     """
@@ -144,7 +144,7 @@ def test_standard_error_covers_the_spread_over_seeds(mini):
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(scores, ddof=1), rel=0.2)
 
 
-def test_token_scores_cover_the_characters_they_say(mini):
+def test_token_scores_have_the_spans_of_their_characters(mini):
     text = "Café  opened\tin Zürich"
     table = mini.score(None, [text], direction="marginal", draws=20, token_scores=True)
     pieces = [text[start:end] for start, end in table.tokens.spans]
@@ -161,7 +161,7 @@ DESIGNS = [
 
 
 @pytest.mark.parametrize("options", DESIGNS, ids=str)
-def test_no_design_lets_a_score_depend_on_its_neighbours(mini, options):
+def test_scores_do_not_depend_on_neighbours_in_any_design(mini, options):
     """Rows that are enumerated, cut short by a target error or corrected, in one batch and alone."""
     sources, candidates = ["It rained.", "The cat.", "The cat."], ["A cat on a ship.", "A cat.", "A cat sat."]
     together = mini.score(sources, candidates, **options)
@@ -180,7 +180,7 @@ def test_short_candidates_are_scored_exactly(mini):
     np.testing.assert_allclose(table.profile[:2].mean(axis=1), table.scores[:2], atol=1e-9)
 
 
-def test_corrected_reads_both_patterns_within_both_limits(mini, monkeypatch):
+def test_the_corrected_estimator_reads_both_patterns_within_both_limits(mini, monkeypatch):
     candidate = "A cat sat on a mat."
     corrected = mini.score(SOURCES[:1], [candidate], attention="corrected", draws=6, full_draws=6, replicates=1)
     assert corrected.full_draws.tolist() == [6] and "full_draws:6" in str(corrected.signature)
@@ -251,8 +251,8 @@ def test_full_attention_shares_its_positions_between_both_texts(short):
 
 
 @pytest.mark.parametrize("options", [{"target_stderr": 0.3}, {"attention": "corrected", "full_draws": "auto"}])
-def test_pilots_of_rows_that_are_all_enumerated_say_nothing(mini, options):
-    """No variance, not an unknown one: warnings are errors here."""
+def test_pilots_of_enumerated_rows_raise_no_warning(mini, options):
+    """The variance is 0, not unknown; warnings are errors here."""
     table = mini.score(["It rained."], ["Cat."], **options)
     assert table.num_draws.tolist() == [3] and table.stderr.tolist() == [0]
 
@@ -345,14 +345,14 @@ def test_signatures_tell_every_choice_apart(mini):
     assert all(f"weights:{mini._identity['weights']}" in item for item in seen)
 
 
-def test_rows_are_taken_by_number_or_by_a_bool_each(mini):
+def test_rows_are_taken_by_number_or_by_one_bool_per_row(mini):
     table = mini.score(["a", "b", "c"], ["A cat sat.", "It rained.", "Rain"], draws=2)
     assert table.take([2, 0]).scores.tolist() == table.scores[[2, 0]].tolist()
     chosen = table.scores > np.median(table.scores)
     assert table.take(chosen).scores.tolist() == table.scores[chosen].tolist()
     assert len(table.take([])) == 0
     for wrong in ([True], [0.5], [[0], [1]]):
-        with pytest.raises(InputError, match="numbers of rows, or 3 bools"):
+        with pytest.raises(InputError, match="row numbers, or 3 bools"):
             table.take(wrong)
 
 
@@ -389,7 +389,7 @@ def test_models_refuse_options_of_another_type():
         DiffScorer("mini", dtype="float32")
 
 
-def test_a_direction_of_weight_zero_leaves_the_other_as_it_is(mini):
+def test_a_direction_of_weight_zero_does_not_change_the_other(mini):
     options = dict(mask_ratios="uniform", draws=6)
     one = mini.score(["The cat sat on the mat."], ["A cat sat."], **options)
     both = mini.score(["The cat sat on the mat."], ["A cat sat."], direction="bidirectional", alpha=1.0, **options)

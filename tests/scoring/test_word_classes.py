@@ -1,4 +1,4 @@
-"""Masking some tokens alone: the others are read, and count for nothing."""
+"""Masking only some tokens: the others are read, but never masked or scored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.runner import Runner
+from diffscore_fast.scoring.config import ReconstructionConfig
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionConfig
+from diffscore_fast.scoring.reconstruction import MaskedReconstruction
 from diffscore_fast.scoring.word_classes import WithinEligible
 from tests.support.networks import BagOfTokens
 
@@ -27,7 +28,7 @@ def estimator(config: ReconstructionConfig, eligible: np.ndarray) -> WithinEligi
 
 @pytest.mark.parametrize("name", ["mean_logprob", "elbo"])
 def test_scores_are_those_of_the_masks_that_the_class_gets(name):
-    """Every draw by hand, from the network's closed form: visible tokens of the other class stay in the bag."""
+    """Every draw from the closed form of the network, which reads the visible tokens of the other class too."""
     backbone, config = BagOfTokens(restart_positions=True), ReconstructionConfig(name, DESIGN)
     within = estimator(config, ELIGIBLE)
     masks = np.split(within.plan([]).masked, np.cumsum(np.repeat([8, 6, 2], [18, 18, 1]))[:-1])
