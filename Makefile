@@ -65,7 +65,7 @@ sanitize: .venv/tested
 # The pages of docs/ and the API reference as a site: build/site/index.html. Any warning ends the build.
 .PHONY: docs
 docs: .venv/documented
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .venv/documented: requirements-docs.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt

@@ -1,4 +1,4 @@
-"""`diffscore` and `python` for shell blocks, run by forks of one warm process: torch is imported once, not per command.
+"""`diffscore` and `python` for blocks of documents, run by forks of one process that has imported and loaded everything.
 
 The package promises that forked children score as their parent would (in one thread). A shim on PATH sends its
 arguments, folder and standard streams over a Unix socket; the server forks, and the child becomes the command.
@@ -6,6 +6,7 @@ arguments, folder and standard streams over a Unix socket; the server forks, and
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 _SHIM = """#!{python} -S
 import array, os, socket, sys
@@ -52,12 +55,16 @@ def warm_commands() -> Iterator[Path]:
 
 
 def _serve(address: str) -> None:
-    import torch  # noqa: F401
-
     import diffscore_fast.bounds
-    import diffscore_fast.cli.main
     import diffscore_fast.scoring  # noqa: F401
-    from diffscore_fast.cli import bound, calibrate, compare, info, score  # noqa: F401
+    from diffscore_fast.cli import bound, calibrate, compare, info, main, score  # noqa: F401
+    from diffscore_fast.engine import session
+
+    # Reading the weights is most of what a command does over a few rows.
+    session.load_model = functools.cache(session.load_model)
+    for device in ("cpu", torch.device("cpu")):
+        for dtype in (None, torch.float32):
+            session.load_model("mini", device=device, dtype=dtype)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     with socket.socket(socket.AF_UNIX) as listener:
@@ -97,6 +104,8 @@ def _answer(client: socket.socket) -> None:
 
 def _run(kind: str, arguments: list[str]) -> None:
     code = 0
+    # The parent's objects remember the kind of file that theirs were.
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     try:
         sys.argv = [kind, *arguments]
         if kind == "diffscore":
