@@ -48,7 +48,7 @@ def draw_heatmap(path: Path) -> None:
     rows = example_rows()
     candidates = [row["candidate"] for row in rows]
     table = DiffScorer("mini").score([row["source"] for row in rows], candidates, token_scores=True)
-    console = Console(record=True, width=104, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    console = Console(record=True, width=112, file=io.StringIO(), color_system="truecolor", force_terminal=True)
     console.print(heatmap_terminal(candidates, table))
     picture = console.export_svg(
         title="diffscore score rows.jsonl -o scored.jsonl --heatmap -", theme=DEFAULT_TERMINAL_THEME

@@ -1,4 +1,4 @@
-"""`diffscore` and `python` for blocks of documents, run by forks of one process that has imported and loaded everything.
+"""`diffscore` and `python` for blocks of documents, run by forks of one process that has loaded everything.
 
 The package promises that forked children score as their parent would (in one thread). A shim on PATH sends its
 arguments, folder and standard streams over a Unix socket; the server forks, and the child becomes the command.
