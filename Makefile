@@ -69,6 +69,15 @@ sanitize: .venv/tested
 		ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS:%=tests/ops/test_%.py) -k "not copied_whole"
 
+# The pages of docs/ and the API reference as a site: build/site/index.html. Any warning ends the build.
+.PHONY: docs
+docs: .venv/documented
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.venv/documented: requirements-docs.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	touch $@
+
 include mini.mk
 
 clean:
