@@ -148,7 +148,7 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *
         weights.pop(copy, None)
     positions = f"{family.base}.embeddings.position_embeddings.weight"
     if family.positions_after_padding and positions in weights:
-        weights[positions] = weights[positions][-backbone.positions.num_embeddings :]
+        weights[positions] = weights[positions][-backbone.position_embedding.num_embeddings :]
     state: dict[str, Tensor] = {}
     missing: list[str] = []
     for ours, theirs in _names(backbone).items():
@@ -163,7 +163,8 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *
             f"{backbone.spec.num_layers} layers; missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
         )
     if backbone.spec.family == "distilbert":  # it has no token types
-        state["types.weight"] = torch.zeros(backbone.types.weight.shape, dtype=torch.float32, device="cpu")
+        shape = backbone.type_embedding.weight.shape
+        state["type_embedding.weight"] = torch.zeros(shape, dtype=torch.float32, device="cpu")
     try:
         backbone.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
@@ -185,12 +186,12 @@ def _names(backbone: BertBackbone) -> dict[str, list[str]]:
     family = BERT_FAMILIES[backbone.spec.family]
     embeddings = f"{family.base}.embeddings"
     names = {
-        "words.weight": [f"{embeddings}.word_embeddings.weight"],
-        "positions.weight": [f"{embeddings}.position_embeddings.weight"],
+        "token_embedding.weight": [f"{embeddings}.word_embeddings.weight"],
+        "position_embedding.weight": [f"{embeddings}.position_embeddings.weight"],
         "output_bias": [family.output_bias],
     }
     if backbone.spec.family != "distilbert":
-        names["types.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
+        names["type_embedding.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
 
     def pair(ours: str, *theirs: str) -> None:
         for kind in ("weight", "bias"):

@@ -37,7 +37,7 @@ class LlamaFamily:
         Fields that must have this value: what else they could say is not built here.
     absent : tuple of str
         Fields that must be false, null or absent, likewise.
-    words, norm, head, layers : str
+    token_embedding, norm, head, layers : str
         Names of tensors, and what those of layer i begin with before ".i.".
     layer : dict of str to tuple of str
         Our names of a layer's parts to the family's (several are stacked along the rows).
@@ -56,7 +56,7 @@ class LlamaFamily:
     numbers: dict[str, tuple[str, ...]]
     fixed: dict[str, Any]
     absent: tuple[str, ...]
-    words: str
+    token_embedding: str
     norm: str
     head: str
     layers: str
@@ -85,7 +85,7 @@ LLAMA_FAMILIES = {
         fixed={"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True},
         absent=("alibi", "include_bias", "attention_layer_norm", "input_emb_norm", "clip_qkv", "bias_for_layer_norm",
                 "multi_query_attention"),
-        words="model.transformer.wte", norm="model.transformer.ln_f", head="model.transformer.ff_out",
+        token_embedding="model.transformer.wte", norm="model.transformer.ln_f", head="model.transformer.ff_out",
         layers="model.transformer.blocks",
         layer={"attention_norm": ("attn_norm",), "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("attn_out",),
                "feed_forward_norm": ("ff_norm",), "gate_up": ("ff_proj", "up_proj"), "down": ("ff_out",)},
@@ -95,7 +95,7 @@ LLAMA_FAMILIES = {
         architectures=("DreamModel",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("use_sliding_window",),
-        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        token_embedding="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
     ),
@@ -103,7 +103,7 @@ LLAMA_FAMILIES = {
         architectures=("LlamaForCausalLM",),
         numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("attention_bias", "mlp_bias"),
-        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        token_embedding="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=False, tied_head="tie_word_embeddings", logit_shift=1, states_patterns=True,
     ),
@@ -236,7 +236,7 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
 def _check_tied_head(backbone: LlamaBackbone, stored: StoredTensors, where: Path) -> None:
     """Take a head that is stored beside the embedding it is tied to, and refuse one that differs."""
     family = LLAMA_FAMILIES[backbone.spec.family]
-    words, head = f"{family.words}.weight", f"{family.head}.weight"
+    words, head = f"{family.token_embedding}.weight", f"{family.head}.weight"
     if backbone.head is not None or not {words, head} <= stored.names:
         return
     if not torch.equal(stored.take(head), stored.look(words)):
@@ -256,7 +256,7 @@ def _names(backbone: LlamaBackbone) -> Iterator[tuple[str, tuple[str, ...]]]:
     family = LLAMA_FAMILIES[backbone.spec.family]
     for ours in backbone.state_dict():
         module, _, kind = ours.rpartition(".")
-        top = {"words": family.words, "norm": family.norm, "head": family.head}.get(module)
+        top = {"token_embedding": family.token_embedding, "norm": family.norm, "head": family.head}.get(module)
         if top is not None:
             yield ours, (f"{top}.{kind}",)
         else:

@@ -43,6 +43,11 @@ class LoadedModel:
     fingerprint: str
 
     @property
+    def is_own_network(self) -> bool:
+        """Whether the layers are this package's own network; otherwise transformers runs them."""
+        return self.backbone.linear_implementation is not None
+
+    @property
     def bert(self) -> BertBackbone:
         """The backbone as a BERT network of this package, which alone can be trained."""
         if not isinstance(self.backbone, BertBackbone):

@@ -1,4 +1,7 @@
-"""What a model family does differently, stated once, so that nothing else has to ask which family it is."""
+"""What a model family does differently, stated once (`BackboneSpec`), and what a network must offer (`Backbone`).
+
+The engine reads the spec and calls the protocol, so that it never asks which family a model belongs to.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,11 @@ class BackboneSpec:
 
     Parameters
     ----------
-    family, name : str
-        Family ("bert") and the name the model goes by in signatures.
+    family : str
+        `model_type` of the checkpoint's config.json: a key of `BERT_FAMILIES` or `LLAMA_FAMILIES` ("bert", "Dream") for
+        this package's own networks, any other type ("modernbert") for those that transformers runs.
+    name : str
+        The name the model goes by in signatures and messages.
     num_layers, num_heads, num_kv_heads, head_dim, hidden_size : int
         Shapes of the body. Query head h reads key-value head h // (num_heads // num_kv_heads).
     vocab_size : int
@@ -117,11 +123,10 @@ class BackboneSpec:
 
 
 class Backbone(Protocol):
-    """A network split where the engine has work to do: around attention, and before the vocabulary.
+    """What every network offers. It is either a `SplitBackbone` or an `OpaqueBackbone`, which adds how states are made.
 
-    All tensors are packed: N rows of many windows, no padding. The engine calls `embed`, then for each layer
-    `attention_inputs`, its own attention, and `attention_outputs`; the hidden states of the wanted rows then pass
-    `head_transform` and meet `vocabulary_weight` in `ops.masked_logprob`.
+    All tensors are packed: N rows of many windows laid end to end, without padding. The last layer's states of the
+    wanted rows pass `head_transform`, and `ops.masked_logprob` multiplies them with `vocabulary_weight`.
     """
 
     @property
@@ -134,7 +139,7 @@ class Backbone(Protocol):
 
     @property
     def vocabulary_bias(self) -> Tensor | None:
-        """Its bias [V], if it has one."""
+        """Bias [V] of the vocabulary projection; None if it has none."""
         ...
 
     @property
@@ -142,6 +147,26 @@ class Backbone(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def linear_implementation(self) -> str | None:
+        """Implementation of `ops.linear` that multiplies the layers' weights; None where another library does that."""
+        ...
+
+    def choose_linear(self, implementation: str) -> None:
+        """Ask for an implementation of `ops.linear` by name ("auto" for the best one); no effect where none is used."""
+        ...
+
+    def head_transform(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the vocabulary weight; [M, D] to [M, E], E = D in most families."""
+        ...
+
+
+class SplitBackbone(Backbone, Protocol):
+    """A network that is split around attention, so that the engine can cache prefixes and drop rows.
+
+    The engine calls `embed`, then for each layer `attention_inputs`, its own attention, and `attention_outputs`.
+    """
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Hidden states [N, D] before the first layer, for int64 tokens, positions and types [N]."""
@@ -157,7 +182,7 @@ class Backbone(Protocol):
         ...
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values alone: all that a prefix's last layer is asked for."""
+        """Keys and values alone, each [N, Hkv, d]: a prefix's last layer needs nothing else."""
         ...
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -167,33 +192,14 @@ class Backbone(Protocol):
         """
         ...
 
-    def head_transform(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the vocabulary weight; [Q, D] to [Q, E], E = D in most families."""
-        ...
-
 
 @runtime_checkable
-class OpaqueBackbone(Protocol):
+class OpaqueBackbone(Backbone, Protocol):
     """A network that cannot be split around its attention: it runs whole windows, and has the pattern `full` alone."""
 
-    @property
-    def spec(self) -> BackboneSpec: ...
-
-    @property
-    def vocabulary_weight(self) -> Tensor: ...
-
-    @property
-    def vocabulary_bias(self) -> Tensor | None: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
     def window_states(self, tokens: Tensor, types: Tensor, offsets: np.ndarray, wanted: Tensor) -> Tensor:
-        """States [M, E] of the rows `wanted` int64 [M], past the head transform.
+        """The last layer's states [M, D] of the rows `wanted` int64 [M].
 
-        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; each sees itself alone.
+        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; a window sees itself alone.
         """
         ...

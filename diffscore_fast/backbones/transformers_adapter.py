@@ -56,7 +56,7 @@ class TransformersAdapter:
             encoder.forward = _hand_on
             output: Any = decoder
             output.forward = lambda states: states
-            states = self._head(self._encode(input_ids=probe)[0][0])
+            states = self.head_transform(self._encode(input_ids=probe)[0][0])
             found = nn.functional.linear(states, decoder.weight, decoder.bias)
         if found.shape != expected.shape or (found.log_softmax(-1) - expected).abs().max() > HEAD_TOLERANCE:
             raise CheckpointError(
@@ -80,6 +80,14 @@ class TransformersAdapter:
     def dtype(self) -> torch.dtype:
         return self._decoder.weight.dtype
 
+    @property
+    def linear_implementation(self) -> None:
+        """None: transformers multiplies the weights."""
+        return None
+
+    def choose_linear(self, implementation: str) -> None:
+        """No effect: `ops.linear` is not used."""
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> TransformersAdapter:
         """Move and convert the weights in place.
 
@@ -101,10 +109,10 @@ class TransformersAdapter:
             if self._takes_types:
                 inputs["token_type_ids"] = types[chosen]
             hidden[chosen] = self._encode(**inputs)[0]
-        return self._head(hidden[wanted])
+        return hidden[wanted]
 
-    def _head(self, states: Tensor) -> Tensor:
-        return self._network(inputs_embeds=states[None]).logits[0]
+    def head_transform(self, hidden: Tensor) -> Tensor:
+        return self._network(inputs_embeds=hidden[None]).logits[0]  # the output layer hands on what it gets
 
 
 def load_adapter(folder: Path, name: str, config: dict, mask_id: int, control: ControlTokens) -> TransformersAdapter:

@@ -20,7 +20,7 @@ from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
-from diffscore_fast.engine.streams import portions, token_estimate
+from diffscore_fast.engine.streams import chunks, token_estimate
 from diffscore_fast.errors import InputError
 from diffscore_fast.signature import BoundsSignature
 from diffscore_fast.status import EMPTY_TEXT, NON_FINITE_SCORE, OK, TOO_LONG, non_finite_message
@@ -176,11 +176,11 @@ class LikelihoodBounds(ScoringModel):
         if not config.exact:
             most = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             each = max(min(each, most), config.draws * self.block_size // 8)
-        cut = portions(
+        cut = chunks(
             texts,
             lambda text: each * token_estimate(text),
-            self._portion_tokens(TOKENS_CHUNK),
-            self._portion_seconds(by_time),
+            self._chunk_tokens(TOKENS_CHUNK),
+            self._chunk_seconds(by_time),
         )
         for portion in cut:
             yield self._bound_batch(portion, config, progress)

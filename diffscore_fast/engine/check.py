@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from diffscore_fast.backbones.network import Network
+from diffscore_fast import ops
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import compose
@@ -91,7 +91,6 @@ def is_bitwise(runner: Runner) -> bool:
 
     They are where this package's own networks run by its own kernels on a CPU, products in tiles of torch's included.
     """
-    backbone = runner.backbone
-    if not isinstance(backbone, Network) or backbone.device.type != "cpu":
-        return False
-    return {backbone.linear_implementation, *runner.implementations.values()} <= {"cpu", "tiles"}
+    names = runner.implementations
+    own_network = ops.LINEAR.name in names
+    return own_network and runner.backbone.device.type == "cpu" and set(names.values()) <= {"cpu", "tiles"}

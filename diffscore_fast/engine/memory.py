@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from diffscore_fast.backbones.spec import Backbone, OpaqueBackbone
+from diffscore_fast.backbones.spec import Backbone
 from diffscore_fast.errors import InputError
 
 DEFAULT_TOKEN_BUDGET = 4096
@@ -43,7 +43,7 @@ class MemoryPlan:
     plan_tokens: int = DEFAULT_PLAN_TOKENS
 
 
-def divide_memory(budget: int | None, backbone: Backbone | OpaqueBackbone) -> MemoryPlan:
+def divide_memory(budget: int | None, backbone: Backbone) -> MemoryPlan:
     """Half of the budget for prefixes, a quarter for a pack's hidden states, a quarter for rows and their windows.
 
     Parameters

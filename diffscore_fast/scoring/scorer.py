@@ -15,7 +15,7 @@ from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
-from diffscore_fast.engine.streams import one_ahead, portions, token_estimate
+from diffscore_fast.engine.streams import chunks, one_ahead, token_estimate
 from diffscore_fast.errors import InputError
 from diffscore_fast.scoring.config import Direction, Overlength, ScoreConfig, default_full_draws
 from diffscore_fast.scoring.mask_design import MaskDesign
@@ -207,7 +207,7 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        cut = portions(rows, size_of, self._portion_tokens(TOKENS_CHUNK), self._portion_seconds(by_time))
+        cut = chunks(rows, size_of, self._chunk_tokens(TOKENS_CHUNK), self._chunk_seconds(by_time))
         # On a CPU all cores compute already, and a slow stream would wait for another portion. spaCy has locks that a
         # fork would copy as they are.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"

@@ -161,7 +161,7 @@ def test_what_the_folder_says(small, folder):
     pattern = spec.pattern("prefix")
     assert pattern.prefix_mask == "causal" and pattern.separator_ids == (tokens.index("Ċ"),)
     assert spec.mask_id == len(tokens) and spec.excluded_ids == (len(tokens),) and pattern.position_limit == 128
-    words = loaded.backbone.words.weight
+    words = loaded.backbone.token_embedding.weight
     torch.testing.assert_close(words[-1], words[:-1].mean(0))
     assert loaded.backbone.vocabulary_weight is words
 

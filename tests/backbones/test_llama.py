@@ -126,7 +126,7 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
     del whole["model.transformer.ff_out.weight"]
     save_file(whole, tmp_path / "tied" / "model.safetensors")
     backbone = load_model(tmp_path / "tied").backbone
-    assert backbone.vocabulary_weight is backbone.words.weight
+    assert backbone.vocabulary_weight is backbone.token_embedding.weight
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_stored_head_that_equals_the_tied_one_is_accepted_and_an_untied_one_mu
     folder = save_diffusion_model(family, tmp_path / "tied", **{field: True})
     rewritten(folder, lambda whole: whole.update({head: whole[words].clone()}))
     backbone = load_model(folder).backbone
-    assert backbone.vocabulary_weight is backbone.words.weight
+    assert backbone.vocabulary_weight is backbone.token_embedding.weight
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: False}))
     np.testing.assert_array_equal(load_model(folder).backbone.vocabulary_weight, backbone.vocabulary_weight)

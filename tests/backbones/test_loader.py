@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones import loader as load
 from diffscore_fast.backbones.config import EMBEDDED_MODELS
-from diffscore_fast.backbones.llama import _frequencies
+from diffscore_fast.backbones.llama import rotary_frequencies
 from diffscore_fast.backbones.loader import default_dtype, load_model
 from diffscore_fast.backbones.weights import save_weights, weight_files
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError
@@ -93,12 +93,12 @@ def test_the_defaults_of_torch_do_not_reach_scores_nor_loading_its_random_stream
     expected = scores(model)
     before = random_streams()
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        _frequencies.cache_clear()
+        rotary_frequencies.cache_clear()
         torch.set_default_dtype(dtype)
         np.testing.assert_array_equal(scores(model), expected)
         assert torch.get_default_dtype() == dtype
     torch.set_default_dtype(torch.float32)
-    _frequencies.cache_clear()
+    rotary_frequencies.cache_clear()
     torch.set_default_device("meta")
     np.testing.assert_array_equal(scores(model), expected)
     torch.set_default_device(None)

@@ -74,7 +74,7 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
 
 
 def test_a_window_that_no_device_has_room_for_is_an_error():
-    with pytest.raises(DeviceMemoryError, match="no room for a window of"):
+    with pytest.raises(DeviceMemoryError, match="no room for one window of"):
         log_probs(Runner(SmallDevice(room=5)), AttentionPattern("full"))
 
 
@@ -109,7 +109,7 @@ def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_beh
 )
 @pytest.mark.parametrize("plan_tokens", [1, 50])
 def test_a_plan_evaluated_in_parts_scores_the_same(attention, plan_tokens):
-    """One row with many draws, or one large portion, is laid out piece by piece."""
+    """One row with many draws, or one large chunk, is laid out piece by piece."""
     expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), attention, draws=15)
     got = log_probs(Runner(RotaryDecoder(logit_shift=0), plan_tokens=plan_tokens), attention, draws=15)
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -161,7 +161,7 @@ def score(count):
     rows = ((f"{row} " + "old river rain falls " * 6, f"the green house sings {row}") for row in range(count))
     assert sum(len(table) for table in scorer.score_batches(rows, config)) == count
 
-score(1400)  # a whole portion: threads, tables and the prefix cache exist from here on
+score(1400)  # a whole chunk: threads, tables and the prefix cache exist from here on
 for count in (2_800, 5_600):
     gc.collect()  # garbage that is freed meanwhile would hide a rise
     print(timed_with_peak(lambda: score(count))[1])
@@ -180,7 +180,7 @@ def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
         check=True,
         env={**os.environ, **settings},
     )
-    # Portions are of 1,395 rows.
+    # A chunk has 1,395 rows.
     few, many = (int(line) for line in done.stdout.split())
     assert many < MIN_MEMORY
     assert many - few < 4e6  # 2,800 more rows at once take 20 MB

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.tiny_model import tiny_model
 from diffscore_fast.backbones.loader import load_model
-from diffscore_fast.engine import runner as runner_module
+from diffscore_fast.engine import results as results_module
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
 from diffscore_fast.engine.runner import Runner
@@ -285,7 +285,7 @@ def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkey
     laid_out = compose(backbone.spec, PREFIX, Sequences.build(contexts, context_of, targets), make_plan(spans))
     expected = Runner(backbone).run(*laid_out, PREFIX)
     told = []
-    monkeypatch.setattr(runner_module, "Arriving", Late)
+    monkeypatch.setattr(results_module, "Arriving", Late)
     got = Runner(backbone, token_budget=1).run(*laid_out, PREFIX, told.append)
     np.testing.assert_allclose(got, expected, atol=1e-6)
     packs = [place for what, place in events if what == "launched"]
@@ -308,7 +308,7 @@ def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention)
         def numpy(self) -> np.ndarray:
             return np.zeros(shapes[-1], np.float32)
 
-    monkeypatch.setattr(runner_module, "Arriving", Counted)
+    monkeypatch.setattr(results_module, "Arriving", Counted)
     contexts, context_of, targets, spans = random_case(np.random.default_rng(1), attention, 40)
     sequences = Sequences.build(contexts, context_of, targets)
     laid_out = compose(backbone.spec, attention, sequences, make_plan(spans))
