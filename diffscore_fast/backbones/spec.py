@@ -25,20 +25,20 @@ class PatternSpec:
     Parameters
     ----------
     position_limit : int
-        Number of positions a cached sequence or a window may use.
+        Number of positions that a cached sequence or a window may use.
     restart_positions : bool
-        True where a window's positions start again at 0; False where they continue the prefix's.
+        True if a window's positions start again at 0; False if they continue those of its prefix.
     prefix_type, window_type : int
-        Token type of the cached prefix and of the window. With `full`, of the context and of the target; a target
-        without context is a single text, and has `prefix_type`.
+        Token type of the cached prefix and of the window. With `full`: of the context and of the target. A target
+        without context counts as a single text and has `prefix_type`.
     separator_ids, end_ids : tuple of int
         Control tokens between a context and its target, and after the target: visible, never masked, never scored.
         Without a context there is no separator.
     block_sizes : tuple of int
         Block sizes of the `block` pattern; empty for the others.
     prefix_mask : {"bidirectional", "causal"}
-        How the tokens of a `prefix` pattern's prefix see one another: all, or each the ones up to itself. The window
-        sees all of the prefix and of itself either way. (The prefix of `block` is causal by blocks.)
+        What a token of the prefix sees under the pattern `prefix`: the whole prefix, or the prefix up to itself. The
+        window sees all of the prefix and of itself in both cases. (Under `block` the prefix is causal by blocks.)
     """
 
     position_limit: int
@@ -58,7 +58,7 @@ class PatternSpec:
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Everything about a model family that the rest of the package needs to know.
+    """All differences between models and families that the rest of the package needs to know.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class BackboneSpec:
     mask_id : int
         Token that stands for a masked position.
     excluded_ids : tuple of int
-        Tokens the model can never emit: their logit is -inf before the softmax.
+        Tokens that the model never predicts: their logit is -inf before the softmax.
     start_id : int or None
         Token at place 0 of every sequence; visible, never masked, never scored.
     logit_shift : 0 or 1
@@ -84,9 +84,9 @@ class BackboneSpec:
     soft_cap : float or None
         Logits become soft_cap * tanh(logits / soft_cap) after the scale.
     patterns : dict of str to PatternSpec
-        The attention patterns the model was trained with. Asking for another is an error.
+        The attention patterns that the model was trained with. Asking for another is an error.
     default_pattern : str
-        Pattern used when the caller names none.
+        The pattern that is used when the caller names none.
     """
 
     family: str
@@ -107,7 +107,13 @@ class BackboneSpec:
     default_pattern: PatternName = "full"
 
     def pattern(self, name: str, block_size: int = 0) -> PatternSpec:
-        """The pattern of that name; raises `UnsupportedPatternError` if the model was not trained with it."""
+        """The pattern of that name.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            If the model was not trained with it, or not with that block size.
+        """
         if name not in self.patterns:
             known = ", ".join(sorted(self.patterns))
             raise UnsupportedPatternError(
@@ -182,7 +188,7 @@ class SplitBackbone(Backbone, Protocol):
         ...
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values alone, each [N, Hkv, d]: a prefix's last layer needs nothing else."""
+        """Only keys and values, each [N, Hkv, d]: a prefix's last layer needs nothing else."""
         ...
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -195,11 +201,11 @@ class SplitBackbone(Backbone, Protocol):
 
 @runtime_checkable
 class OpaqueBackbone(Backbone, Protocol):
-    """A network that cannot be split around its attention: it runs whole windows, and has the pattern `full` alone."""
+    """A network that cannot be split around its attention: it runs whole windows, and has only the pattern `full`."""
 
     def window_states(self, tokens: Tensor, types: Tensor, offsets: np.ndarray, wanted: Tensor) -> Tensor:
         """The last layer's states [M, D] of the rows `wanted` int64 [M].
 
-        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; a window sees itself alone.
+        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; a window sees only itself.
         """
         ...

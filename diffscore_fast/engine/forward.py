@@ -95,22 +95,23 @@ class ForwardPass(ABC):
 class _LayerByLayer(ForwardPass):
     """A split backbone: its layers, with `ops.prefix_attention` over the cache and the pack between their halves."""
 
+    _backbone: SplitBackbone
     operations = (ops.MASKED_LOGPROB, ops.PREFIX_ATTENTION)
 
     def __init__(self, backbone: SplitBackbone, cache: PrefixCache, implementation: str) -> None:
         super().__init__(backbone, implementation)
-        self._split, self._cache = backbone, cache
+        self._cache = cache
         self._last = backbone.spec.num_layers - 1  # index of the last layer
 
     def window_states(self, pack: WindowPack) -> Tensor:
-        """Only wanted rows pass the last layer beyond its keys and values."""
-        wanted = to_device(pack.wanted, self._split.device)
+        """In the last layer all rows have keys and values, and only the wanted rows go further."""
+        wanted = to_device(pack.wanted, self._backbone.device)
         hidden, positions = self._embed(pack.tokens, pack.positions, pack.types)  # [N, D], [N]
         layout = ops.AttentionLayout(pack.offsets, pack.offsets, pack.prefix_starts, pack.visible)
         for layer in range(self._last):
-            inputs = self._split.attention_inputs(layer, hidden, positions)
+            inputs = self._backbone.attention_inputs(layer, hidden, positions)
             hidden = self._rest_of_layer(layer, hidden, inputs, layout)
-        inputs = self._split.attention_inputs(self._last, hidden, positions, wanted)
+        inputs = self._backbone.attention_inputs(self._last, hidden, positions, wanted)
         hidden = hidden[wanted]  # [M, D]
         layout = ops.AttentionLayout(
             pack.offsets, pack.wanted_offsets, pack.prefix_starts, pack.visible, pack.wanted_places
@@ -118,23 +119,23 @@ class _LayerByLayer(ForwardPass):
         return self._rest_of_layer(self._last, hidden, inputs, layout)
 
     def fill_cache(self, pack: PrefixPack) -> None:
-        """The last layer makes keys and values alone."""
-        rows = to_device(pack.cache_rows, self._split.device)
+        """The last layer computes only keys and values: nothing reads the states after it."""
+        rows = to_device(pack.cache_rows, self._backbone.device)
         hidden, positions = self._embed(pack.tokens, pack.positions, pack.types)
-        nothing = np.zeros(len(pack.offsets) - 1, dtype=np.int64)
-        layout = ops.AttentionLayout(pack.offsets, pack.offsets, nothing, nothing, block=pack.block)
+        no_prefix = np.zeros(len(pack.offsets) - 1, dtype=np.int64)
+        layout = ops.AttentionLayout(pack.offsets, pack.offsets, no_prefix, no_prefix, block=pack.block)
         for layer in range(self._last):
-            query, key, value = self._split.attention_inputs(layer, hidden, positions)
+            query, key, value = self._backbone.attention_inputs(layer, hidden, positions)
             self._cache.write(layer, rows, key, value)
             hidden = self._rest_of_layer(layer, hidden, (query, key, value), layout)
-        self._cache.write(self._last, rows, *self._split.keys_values(self._last, hidden, positions))
+        self._cache.write(self._last, rows, *self._backbone.keys_values(self._last, hidden, positions))
 
     def _embed(self, tokens: np.ndarray, positions: np.ndarray, types: int | np.ndarray) -> tuple[Tensor, Tensor]:
         """Hidden states [N, D] before the first layer, and positions [N] on the device."""
-        device = self._split.device
+        device = self._backbone.device
         on_device = to_device(positions.astype(np.int64), device)
         ids = to_device(tokens.astype(np.int64), device)
-        return self._split.embed(ids, on_device, _types(types, ids)), on_device
+        return self._backbone.embed(ids, on_device, _types(types, ids)), on_device
 
     def _rest_of_layer(
         self, layer: int, hidden: Tensor, inputs: tuple[Tensor, Tensor, Tensor], layout: ops.AttentionLayout
@@ -146,20 +147,18 @@ class _LayerByLayer(ForwardPass):
             attended = ops.prefix_attention(
                 query, key, value, prefix_key, prefix_value, layout, implementation=self._wanted["prefix_attention"]
             )
-        return self._split.attention_outputs(layer, hidden, attended)
+        return self._backbone.attention_outputs(layer, hidden, attended)
 
 
 class _WholeWindows(ForwardPass):
     """A backbone that runs whole windows: another library computes its attention, and no prefix is ever cached."""
 
-    def __init__(self, backbone: OpaqueBackbone, implementation: str) -> None:
-        super().__init__(backbone, implementation)
-        self._opaque = backbone
+    _backbone: OpaqueBackbone
 
     def window_states(self, pack: WindowPack) -> Tensor:
-        ids = to_device(pack.tokens.astype(np.int64), self._opaque.device)
-        wanted = to_device(pack.wanted, self._opaque.device)
-        return self._opaque.window_states(ids, _types(pack.types, ids), pack.offsets, wanted)
+        ids = to_device(pack.tokens.astype(np.int64), self._backbone.device)
+        wanted = to_device(pack.wanted, self._backbone.device)
+        return self._backbone.window_states(ids, _types(pack.types, ids), pack.offsets, wanted)
 
     def fill_cache(self, pack: PrefixPack) -> None:
         raise AssertionError("the pattern `full` has no prefixes")

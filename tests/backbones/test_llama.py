@@ -77,7 +77,7 @@ def test_what_each_family_is(folders):
         assert loaded.backbone.spec.pattern("prefix").position_limit == 64
         with pytest.raises(UnsupportedPatternError):
             loaded.backbone.spec.pattern("block", 4)
-        with pytest.raises(CheckpointError, match="no BERT network; it cannot be trained"):
+        with pytest.raises(CheckpointError, match="not a BERT network; it cannot be trained"):
             _ = loaded.bert
 
 
@@ -132,7 +132,7 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llada", {"alibi": True}, "alibi = True: not known in models of type 'llada'"),
+        ("llada", {"alibi": True}, "alibi = True: not supported in models of type 'llada'"),
         ("llada", {"block_type": "sequential"}, "block_type = 'sequential'"),
         ("llada", {"include_bias": True}, "include_bias"),
         ("llada", {"mlp_hidden_size": None}, "mlp_hidden_size must be a whole number above 0, at most .*, not None"),

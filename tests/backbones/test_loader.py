@@ -139,7 +139,7 @@ def test_memory_that_runs_out_while_loading_is_the_typed_error(folders, monkeypa
         raise error
 
     target = {
-        "bert": "backbones.loader.load_state",
+        "bert": "backbones.loader.fill_bert",
         "llada": "backbones.weights.StoredTensors.take",
         "modernbert": "backbones.transformers_adapter.TransformersAdapter.__init__",
     }[family]

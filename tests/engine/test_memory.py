@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, MAX_PACK, MIN_MEMORY, divide_memory, parse_size
+from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, MAX_TOKEN_BUDGET, MIN_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import DeviceMemoryError, InputError
@@ -123,7 +123,7 @@ def test_a_budget_is_divided_and_too_little_is_refused():
     assert divide_memory(None, backbone).token_budget == DEFAULT_TOKEN_BUDGET
     backbone.device = torch.device("cuda")
     assert divide_memory(None, backbone).token_budget > DEFAULT_TOKEN_BUDGET
-    assert divide_memory(1 << 40, backbone).token_budget == MAX_PACK
+    assert divide_memory(1 << 40, backbone).token_budget == MAX_TOKEN_BUDGET
     with pytest.raises(InputError, match="at least 64M"):
         divide_memory(MIN_MEMORY - 1, backbone)
 
