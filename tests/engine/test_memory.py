@@ -34,7 +34,7 @@ class SmallDevice(RotaryDecoder):
 
 
 class RandomMasks:
-    """One round of random masks over whole targets; what it gives is every log-prob."""
+    """One round of random masks over whole targets; its result is the log-prob of every masked token."""
 
     def __init__(self, sequences: Sequences, draws: int) -> None:
         self._lengths, self._draws = sequences.target_lengths, draws
@@ -66,7 +66,7 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
     device = SmallDevice(room=30)
     runner = Runner(device)
     np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
-    assert 0 < device.failures < 10  # learnt at once, not pack by pack
+    assert 0 < device.failures < 10  # learnt once, not pack by pack
     assert device.largest > 10
     failures = device.failures
     np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
@@ -78,8 +78,8 @@ def test_a_window_that_no_device_has_room_for_is_an_error():
         log_probs(Runner(SmallDevice(room=5)), AttentionPattern("full"))
 
 
-def test_memory_that_the_callback_lacks_is_not_the_packs():
-    """It ends the call, and no pack is halved or told of twice for it."""
+def test_memory_that_runs_out_in_the_callback_halves_no_pack():
+    """It ends the call; no pack is halved or reported twice."""
     runner, told = Runner(RotaryDecoder(logit_shift=0), token_budget=20), []
 
     def progress(tokens: int) -> None:
@@ -93,7 +93,7 @@ def test_memory_that_the_callback_lacks_is_not_the_packs():
 
 
 def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_behind():
-    """Its rows are reserved and not written; windows that do fit must not read them, now or in the next call."""
+    """Its rows are reserved but not written; windows that fit must not read them, in this call or the next."""
     device = SmallDevice(room=8)
     runner = Runner(device)
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_a_budget_is_divided_and_too_little_is_refused():
         divide_memory(MIN_MEMORY - 1, backbone)
 
 
-def test_sizes_are_read_as_people_write_them():
+def test_sizes_are_read_with_common_units():
     assert [parse_size(text) for text in ("800M", "1.5g", "2 GiB", "4096", "1TB")] == [
         800 << 20,
         3 << 29,
@@ -169,7 +169,7 @@ for count in (2_800, 5_600):
 
 
 def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
-    """In a process of its own, where nothing that other tests left is freed meanwhile, and with one pool of memory."""
+    """In a process of its own, so that no garbage of other tests is freed meanwhile, with one pool of memory."""
     settings = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -20,7 +20,7 @@ from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.reconstruction import ReconstructionConfig
 
 
-def test_the_next_item_is_worked_on_while_the_caller_has_the_last():
+def test_the_next_item_is_computed_while_the_caller_has_the_last():
     started = [threading.Event() for _ in range(3)]
 
     def work(item: int) -> int:
@@ -39,7 +39,7 @@ def test_one_item_needs_no_thread_and_none_gives_nothing():
     assert list(one_ahead([7], lambda item: (item, threading.current_thread()))) == [(7, threading.main_thread())]
 
 
-def test_what_the_work_raises_comes_in_its_turn_and_a_caller_may_stop():
+def test_errors_of_the_work_come_in_order_and_a_caller_may_stop():
     def work(item: int) -> int:
         return 1 // item
 
@@ -53,7 +53,7 @@ def test_what_the_work_raises_comes_in_its_turn_and_a_caller_may_stop():
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
 
 
-def test_what_the_items_raise_comes_after_the_results_before_it():
+def test_an_error_of_the_items_comes_after_the_results_before_it():
     def items():
         yield from (1, 2)
         raise OSError("the disk")
@@ -64,7 +64,7 @@ def test_what_the_items_raise_comes_after_the_results_before_it():
         next(results)
 
 
-def test_threads_that_outlive_the_main_one_still_get_their_results():
+def test_threads_that_outlive_the_main_thread_still_get_their_results():
     code = (
         "import threading, time\n"
         "from diffscore_fast.engine.streams import one_ahead\n"
@@ -126,7 +126,7 @@ def test_a_slow_moment_makes_chunks_small_for_a_moment_only():
 
 @pytest.mark.parametrize("command", ["score", "bound"])
 def test_a_run_over_a_file_stores_its_rows_every_few_seconds(mini, monkeypatch, command):
-    """And the scores are those of one chunk, bit for bit."""
+    """And the scores are the same as in one chunk, bit for bit."""
     monkeypatch.setattr("diffscore_fast.engine.session.CHUNK_SECONDS", 1e-9)  # every row takes longer
     monkeypatch.setattr("diffscore_fast.engine.streams.FIRST_SHARE", 1 << 20)
     texts = ["A", "It rained on the mat.", "A cat.", "The dog looked at the cat."]
