@@ -32,7 +32,7 @@ from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
 
 NO_ROOM_FOR_PLANS = (
-    "the host has no room to lay out windows or to collect their values; state less with memory= (--memory), or pass "
+    "the host has no room to lay out windows or to collect their values; set a smaller memory= (--memory), or pass "
     "fewer rows at once"
 )
 
@@ -194,7 +194,7 @@ class Runner:
                     if len(pack) < 2:
                         raise DeviceMemoryError(
                             f"the device has no room for one window of {tokens} tokens; use a smaller model or "
-                            "type, or leave the row out"
+                            "dtype, or leave the row out"
                         ) from error
                 else:
                     work.after()
@@ -299,8 +299,8 @@ class _Wave:
                 raise
             # Fewer windows per pack would not help, and rows that are reserved have not been written.
             raise DeviceMemoryError(
-                "the device has no room for the keys and values of one wave of sources; state less with "
-                "memory= (--memory), or cut long sources"
+                "the device has no room for the keys and values of one wave of sources; set a smaller "
+                "memory= (--memory), or shorten long sources"
             ) from error
 
 
