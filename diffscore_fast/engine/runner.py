@@ -130,7 +130,7 @@ class Runner:
         return results.values
 
     def clear_cache(self) -> None:
-        """Drop all cached prefixes. It changes no score; the next call computes its prefixes again."""
+        """Drop all cached prefixes, once the calls of other threads are done. It changes no score."""
         with self._turn():
             self._cache.forget()
 
