@@ -63,3 +63,8 @@ def memory_named(message: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise DeviceMemoryError(message) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line; the name of its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -20,8 +20,8 @@ def in_transformers(backbone: BertBackbone) -> BertForMaskedLM:
             num_hidden_layers=spec.num_layers,
             num_attention_heads=spec.num_heads,
             intermediate_size=layer.up.out_features,  # type: ignore[union-attr]
-            max_position_embeddings=backbone.positions.num_embeddings,
-            type_vocab_size=backbone.types.num_embeddings,
+            max_position_embeddings=backbone.position_embedding.num_embeddings,
+            type_vocab_size=backbone.type_embedding.num_embeddings,
             layer_norm_eps=backbone.embedding_norm.eps,
         )
     )

@@ -1,0 +1,18 @@
+"""Model families: what each does differently, their networks, and how checkpoints are read.
+
+In reading order:
+
+- `spec`: `BackboneSpec` and `PatternSpec` (what a family does differently), and the protocol `Backbone` of a network in
+  its two kinds, `SplitBackbone` and `OpaqueBackbone`;
+- `network`: what this package's own networks share;
+- `bert`, `llama`: the two networks;
+- `bert_families`, `llama_families`: the tables `BERT_FAMILIES` and `LLAMA_FAMILIES` (how families name tensors and
+  fields), and how a network is built and filled by them;
+- `transformers_adapter`: any other masked language model, run by transformers;
+- `weights`: safetensors files;
+- `config`: where a model's folder is, and its config.json;
+- `tokenizer`: its tokenizer and control tokens;
+- `loader`: `load_model`, which puts all of it together;
+- `gguf_llama`: from a GGUF file to a model folder, for training;
+- `mini/`: the embedded model.
+"""

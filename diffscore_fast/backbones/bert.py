@@ -11,7 +11,7 @@ from diffscore_fast.ops import ResidualNorm
 
 
 class BertLayer(nn.Module):
-    """One encoder layer. Queries, keys and values share one weight, so that one product makes all three."""
+    """One encoder layer. Queries, keys and values share one weight, so that one product computes all three."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, eps: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class BertLayer(nn.Module):
 
 
 class BertBackbone(Network):
-    """A BERT masked language model, split around attention as `Backbone` asks.
+    """A BERT masked language model, split around attention as `SplitBackbone` asks.
 
     Every method is differentiable, so the trainer runs the same network that the engine scores with. ELECTRA's
     embeddings are narrower than its layers: they are projected up on the way in, and down in the head.
@@ -44,9 +44,9 @@ class BertBackbone(Network):
         size = spec.hidden_size
         width = size if embedding_size is None else embedding_size
         self.spec = spec
-        self.words = nn.Embedding(spec.vocab_size, width)
-        self.positions = nn.Embedding(num_positions, width)
-        self.types = nn.Embedding(num_types, width)
+        self.token_embedding = nn.Embedding(spec.vocab_size, width)
+        self.position_embedding = nn.Embedding(num_positions, width)
+        self.type_embedding = nn.Embedding(num_types, width)
         self.embedding_norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.projection = None if width == size else nn.Linear(width, size)
         self.layers = nn.ModuleList(BertLayer(size, intermediate_size, layer_norm_eps) for _ in range(spec.num_layers))
@@ -56,14 +56,15 @@ class BertBackbone(Network):
 
     @property
     def vocabulary_weight(self) -> Tensor:
-        return self.words.weight
+        return self.token_embedding.weight
 
     @property
     def vocabulary_bias(self) -> Tensor:
         return self.output_bias
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        hidden = self.embedding_norm(self.words(tokens) + self.positions(positions) + self.types(types))
+        summed = self.token_embedding(tokens) + self.position_embedding(positions) + self.type_embedding(types)
+        hidden = self.embedding_norm(summed)
         if self.projection is None:
             return hidden
         return self._linear(hidden, self.projection.weight, self.projection.bias)

@@ -11,7 +11,7 @@ from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.errors import CheckpointError
 
-# Our names of a layer's parts, and BERT's (several are stacked along the rows).
+# Our names of a layer's parts, and BERT's. Several of theirs are stacked along the rows of one of ours.
 BERT_LAYER = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "out": ("attention.output.dense",), "attention_norm": ("attention.output.LayerNorm",),
@@ -26,23 +26,23 @@ class BertFamily:
     Parameters
     ----------
     base : str
-        What the tensor names of the body begin with.
+        Prefix of the names of the body's tensors.
     architectures : tuple of str
         Classes of transformers whose checkpoints have the body and the masked-LM head.
     transform, transform_norm, output_bias : str
-        Names in the head.
+        Names of the head's tensors.
     copies : dict of str to str
-        Tied tensors that a checkpoint may hold under a second name, or under that one alone.
+        Second name of a tied tensor to its first name; a checkpoint may hold it under both or under either one.
     unused : tuple of str
-        Beginnings of the names of heads that predict no masked token.
+        Prefixes of the names of heads that predict no masked token.
     layers, layer : str and dict
-        Where the layers are, and their parts.
+        Prefix of the layers' tensors, and the names of a layer's parts.
     config_names : dict of str to str
         BERT's name of a field of config.json to the family's, where they differ.
     config_constants : dict
-        Fields that the family does not state.
+        Fields that the family's config.json does not state, under BERT's names.
     positions_after_padding : bool
-        True where the position table starts with rows up to the padding id that no text uses.
+        True where the position table begins with rows, up to the padding id's, that no text uses.
     """
 
     base: str
@@ -89,12 +89,28 @@ BERT_FAMILIES = {
         "generator_lm_head.bias", {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     ),
 }  # fmt: skip
-REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-            "max_position_embeddings", "type_vocab_size", "layer_norm_eps")  # fmt: skip
+REQUIRED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "layer_norm_eps",
+)
 
 
 def bert_config(config: dict, where: str) -> dict:
-    """A family's config.json under BERT's names, its numbers checked; `max_position_embeddings` are the usable ones."""
+    """A family's config.json under BERT's names, with its numbers checked.
+
+    `max_position_embeddings` becomes the number of positions that a text can use.
+
+    Raises
+    ------
+    CheckpointError
+        If a number is missing or unusable, or the activation is not GELU.
+    """
     family = BERT_FAMILIES[config["model_type"]]
     named = {**config, **family.config_constants}
     named |= {ours: config.get(theirs) for ours, theirs in family.config_names.items()}
@@ -104,8 +120,10 @@ def bert_config(config: dict, where: str) -> dict:
     whole = [name for name in REQUIRED if name != "layer_norm_eps"]
     odd = [name for name in whole if not isinstance(named[name], int) or named[name] < 1]
     if odd or named["hidden_size"] % named["num_attention_heads"]:
-        raise CheckpointError(f"{where}: {', '.join(odd) or 'hidden_size'} must be positive whole numbers, the hidden "
-                              "size a multiple of the heads")  # fmt: skip
+        raise CheckpointError(
+            f"{where}: {', '.join(odd) or 'hidden_size'} must be positive whole numbers, and the "
+            "hidden size a multiple of the number of heads"
+        )
     if named.get("hidden_act", "gelu") != "gelu":
         raise CheckpointError(f"{where}: has hidden_act {named['hidden_act']!r}; only 'gelu' is known")
     if family.positions_after_padding:
@@ -113,42 +131,70 @@ def bert_config(config: dict, where: str) -> dict:
     return named
 
 
-def build_bert(name: str, config: dict, patterns: dict[str, PatternSpec], default_pattern: PatternName,
-               mask_id: int, start_id: int | None) -> BertBackbone:  # fmt: skip
-    """An untrained network of the shape that `config` (BERT's names, see `bert_config`) states."""
+def build_bert(
+    name: str,
+    config: dict,
+    patterns: dict[str, PatternSpec],
+    default_pattern: PatternName,
+    mask_id: int,
+    start_id: int | None,
+) -> BertBackbone:
+    """An untrained network of the shape that `config` states under BERT's names (see `bert_config`)."""
     heads, size = config["num_attention_heads"], config["hidden_size"]
     spec = BackboneSpec(
-        family=config["model_type"], name=name, num_layers=config["num_hidden_layers"], num_heads=heads,
-        num_kv_heads=heads, head_dim=size // heads, hidden_size=size, vocab_size=config["vocab_size"],
-        mask_id=mask_id, start_id=start_id, patterns=patterns, default_pattern=default_pattern,
-    )  # fmt: skip
+        family=config["model_type"],
+        name=name,
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=size // heads,
+        hidden_size=size,
+        vocab_size=config["vocab_size"],
+        mask_id=mask_id,
+        start_id=start_id,
+        patterns=patterns,
+        default_pattern=default_pattern,
+    )
     return BertBackbone(
-        spec, intermediate_size=config["intermediate_size"], num_positions=config["max_position_embeddings"],
-        num_types=config["type_vocab_size"], layer_norm_eps=config["layer_norm_eps"],
+        spec,
+        intermediate_size=config["intermediate_size"],
+        num_positions=config["max_position_embeddings"],
+        num_types=config["type_vocab_size"],
+        layer_norm_eps=config["layer_norm_eps"],
         embedding_size=config.get("embedding_size"),
-    )  # fmt: skip
+    )
 
 
-def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *, tied: bool = True) -> None:
-    """Fill a network, which may be on the meta device, from tensors in its family's layout, strictly.
+def fill_bert(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *, tied: bool = True) -> None:
+    """Fill a network, which may be on the meta device, from tensors under its family's names. It becomes float32.
 
-    None may be missing and none left over. The network is float32 then. `tied` is false where config.json says that
-    the output head is not the embedding: its own tensor must be there, and be equal.
+    `tied` is false where config.json states that the output head is not the token embedding. Such a head must then be
+    stored, and must equal the embedding: other heads cannot be loaded.
+
+    Raises
+    ------
+    CheckpointError
+        If a tensor is missing, left over or of another shape, or the head differs from the embedding.
     """
     family = BERT_FAMILIES[backbone.spec.family]
-    weights = {_modern_name(name): item for name, item in weights.items()
-               if name != f"{family.base}.embeddings.position_ids" and not name.startswith(family.unused)}  # fmt: skip
+    weights = {
+        _modern_name(name): item
+        for name, item in weights.items()
+        if name != f"{family.base}.embeddings.position_ids" and not name.startswith(family.unused)
+    }
     for copy, original in family.copies.items():
         if not tied and copy.endswith(".weight") and not {copy, original} <= set(weights):
             lacking = original if copy in weights else copy
-            raise CheckpointError(f"{where}: tensor {lacking} is missing, where config.json has tie_word_embeddings = "
-                                  "false; an output head of its own was never trained or not stored")  # fmt: skip
+            raise CheckpointError(
+                f"{where}: tensor {lacking} is missing, and config.json has tie_word_embeddings = false; a separate "
+                "output head was never trained or not stored"
+            )
         if copy in weights and not torch.equal(weights[copy], weights.setdefault(original, weights[copy])):
             raise CheckpointError(f"{where}: {copy} differs from {original}; only a tied output head can be loaded")
         weights.pop(copy, None)
     positions = f"{family.base}.embeddings.position_embeddings.weight"
     if family.positions_after_padding and positions in weights:
-        weights[positions] = weights[positions][-backbone.positions.num_embeddings :]
+        weights[positions] = weights[positions][-backbone.position_embedding.num_embeddings :]
     state: dict[str, Tensor] = {}
     missing: list[str] = []
     for ours, theirs in _names(backbone).items():
@@ -162,8 +208,9 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *
             f"{where}: tensors do not match a {backbone.spec.family} masked language model of "
             f"{backbone.spec.num_layers} layers; missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
         )
-    if backbone.spec.family == "distilbert":  # it has no token types
-        state["types.weight"] = torch.zeros(backbone.types.weight.shape, dtype=torch.float32, device="cpu")
+    if backbone.spec.family == "distilbert":  # it has no token types: zeros are added
+        shape = backbone.type_embedding.weight.shape
+        state["type_embedding.weight"] = torch.zeros(shape, dtype=torch.float32, device="cpu")
     try:
         backbone.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
@@ -171,7 +218,7 @@ def load_state(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *
 
 
 def state_in_bert_layout(backbone: BertBackbone) -> dict[str, Tensor]:
-    """A BERT network's tensors under transformers' names: the inverse of `load_state`."""
+    """A BERT network's tensors under transformers' names: the inverse of `fill_bert`."""
     state = backbone.state_dict()
     stored: dict[str, Tensor] = {}
     for ours, theirs in _names(backbone).items():
@@ -181,16 +228,16 @@ def state_in_bert_layout(backbone: BertBackbone) -> dict[str, Tensor]:
 
 
 def _names(backbone: BertBackbone) -> dict[str, list[str]]:
-    """Our parameter name to the family's names; several are stacked along the rows."""
+    """Our name of each parameter to the family's names, whose tensors are stacked along the rows of ours."""
     family = BERT_FAMILIES[backbone.spec.family]
     embeddings = f"{family.base}.embeddings"
     names = {
-        "words.weight": [f"{embeddings}.word_embeddings.weight"],
-        "positions.weight": [f"{embeddings}.position_embeddings.weight"],
+        "token_embedding.weight": [f"{embeddings}.word_embeddings.weight"],
+        "position_embedding.weight": [f"{embeddings}.position_embeddings.weight"],
         "output_bias": [family.output_bias],
     }
     if backbone.spec.family != "distilbert":
-        names["types.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
+        names["type_embedding.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
 
     def pair(ours: str, *theirs: str) -> None:
         for kind in ("weight", "bias"):

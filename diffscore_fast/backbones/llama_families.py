@@ -1,4 +1,4 @@
-"""Checkpoints with Llama's layers that fill in masks: LLaDA, Dream, and Llama itself where it was adapted to that."""
+"""Checkpoints with Llama's layers that fill in masks: LLaDA, Dream, and Llama where it was trained to do so."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ from diffscore_fast.backbones.weights import StoredTensors
 from diffscore_fast.errors import CheckpointError
 
 # Fields of config.json that are whole numbers, under transformers' names.
-WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
-         "vocab_size", "max_position_embeddings", "mask_token_id")  # fmt: skip
+WHOLE_NUMBERS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "mask_token_id",
+)
 
-# Beyond these a field is a mistake, and building the network would not end well.
-LARGEST, MAX_LAYERS = 1 << 30, 1_000
+# A larger field is a mistake, and building the network would take all memory.
+MAX_NUMBER, MAX_LAYERS = 1 << 30, 1_000
 
 
 @dataclass(frozen=True)
@@ -34,29 +42,31 @@ class LlamaFamily:
     numbers : dict of str to tuple of str
         transformers' name of a field of config.json to the family's; of several, the first that is not null.
     fixed : dict
-        Fields that must have this value: what else they could say is not built here.
+        Fields that must have this value: networks with another value are not supported.
     absent : tuple of str
-        Fields that must be false, null or absent, likewise.
-    words, norm, head, layers : str
-        Names of tensors, and what those of layer i begin with before ".i.".
+        Fields that must be false, null or absent, for the same reason.
+    token_embedding, norm, head, layers : str
+        Names of tensors, and the prefix of the tensors of layer i before ".i.".
     layer : dict of str to tuple of str
-        Our names of a layer's parts to the family's (several are stacked along the rows).
-    qkv_bias, tied_head : str or bool
-        The field that says so, or what holds for the whole family.
+        Our names of a layer's parts to the family's, whose tensors are stacked along the rows of ours.
+    qkv_bias : str or bool
+        Whether queries, keys and values have a bias: the field that states it, or the value for the whole family.
+    tied_head : str
+        The field that states whether the vocabulary projection is the token embedding.
     logit_shift : 0 or 1
-        1 where the output at a place predicts the token after it.
+        1 where the output at row i predicts token i + 1.
     tokenizer : str
         Class of transformers that reads the family's vocabulary where there is no tokenizer.json.
     states_patterns : bool
-        True where config.json's section `diffscore_fast` states patterns and control tokens. Without that section
-        the checkpoint is a causal language model, and refused. The mask token is then outside the normaliser.
+        True where config.json's section `diffscore_fast` states patterns and control tokens. A checkpoint without that
+        section is a causal language model, and is refused. The mask token is outside the normaliser.
     """
 
     architectures: tuple[str, ...]
     numbers: dict[str, tuple[str, ...]]
     fixed: dict[str, Any]
     absent: tuple[str, ...]
-    words: str
+    token_embedding: str
     norm: str
     head: str
     layers: str
@@ -85,7 +95,7 @@ LLAMA_FAMILIES = {
         fixed={"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True},
         absent=("alibi", "include_bias", "attention_layer_norm", "input_emb_norm", "clip_qkv", "bias_for_layer_norm",
                 "multi_query_attention"),
-        words="model.transformer.wte", norm="model.transformer.ln_f", head="model.transformer.ff_out",
+        token_embedding="model.transformer.wte", norm="model.transformer.ln_f", head="model.transformer.ff_out",
         layers="model.transformer.blocks",
         layer={"attention_norm": ("attn_norm",), "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("attn_out",),
                "feed_forward_norm": ("ff_norm",), "gate_up": ("ff_proj", "up_proj"), "down": ("ff_out",)},
@@ -93,17 +103,17 @@ LLAMA_FAMILIES = {
     ),
     "Dream": LlamaFamily(
         architectures=("DreamModel",),
-        numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
+        numbers={name: (name,) for name in (*WHOLE_NUMBERS, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("use_sliding_window",),
-        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        token_embedding="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=True, tied_head="tie_word_embeddings", logit_shift=1, tokenizer="Qwen2Tokenizer",
     ),
     "llama": LlamaFamily(
         architectures=("LlamaForCausalLM",),
-        numbers={name: (name,) for name in (*WHOLE, "rms_norm_eps", "rope_theta")},
+        numbers={name: (name,) for name in (*WHOLE_NUMBERS, "rms_norm_eps", "rope_theta")},
         fixed={"hidden_act": "silu"}, absent=("attention_bias", "mlp_bias"),
-        words="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
+        token_embedding="model.embed_tokens", norm="model.norm", head="lm_head", layers="model.layers",
         layer=TRANSFORMERS_LAYER,
         qkv_bias=False, tied_head="tie_word_embeddings", logit_shift=1, states_patterns=True,
     ),
@@ -120,42 +130,57 @@ def build_llama(
 ) -> LlamaBackbone:
     """A network without weights, of the shape that a family's config.json states.
 
-    Without patterns of its own it has `full`, which it was trained with, and `prefix`, by the same positions.
+    If no patterns are given, it has `full`, which it was trained with, and `prefix` with the same positions.
 
     Raises
     ------
     CheckpointError
-        If the file lacks a number, or states something that is not built here.
+        If the file lacks a number, or states something that is not supported.
     """
     family = LLAMA_FAMILIES[config["model_type"]]
     other = [f"{item} = {config.get(item)!r}" for item, value in family.fixed.items() if config.get(item) != value]
     other += [f"{item} = {config[item]!r}" for item in family.absent if config.get(item)]
     if other:
-        raise CheckpointError(f"{where}: {', '.join(other)}: not known in models of type {config['model_type']!r}")
+        raise CheckpointError(f"{where}: {', '.join(other)}: not supported in models of type {config['model_type']!r}")
     found = _numbers({**config, **_rope_theta(config, where)}, family, where)
     size, heads, key_heads = (found[item] for item in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if size % (2 * heads) or heads % key_heads or found["mask_token_id"] >= found["vocab_size"]:
-        raise CheckpointError(f"{where}: {size} dimensions, {heads} heads, {key_heads} key-value heads, mask token "
-                              f"{found['mask_token_id']} of {found['vocab_size']} do not fit together")  # fmt: skip
+        raise CheckpointError(
+            f"{where}: {size} dimensions, {heads} heads, {key_heads} key-value heads, mask token "
+            f"{found['mask_token_id']} of {found['vocab_size']} do not fit together"
+        )
     pattern = PatternSpec(found["max_position_embeddings"])
     spec = BackboneSpec(
-        family=config["model_type"], name=name, num_layers=found["num_hidden_layers"], num_heads=heads,
-        num_kv_heads=key_heads, head_dim=size // heads, hidden_size=size, vocab_size=found["vocab_size"],
-        mask_id=found["mask_token_id"], start_id=start_id, logit_shift=family.logit_shift,
+        family=config["model_type"],
+        name=name,
+        num_layers=found["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=key_heads,
+        head_dim=size // heads,
+        hidden_size=size,
+        vocab_size=found["vocab_size"],
+        mask_id=found["mask_token_id"],
+        start_id=start_id,
+        logit_shift=family.logit_shift,
         logit_scale=1 / math.sqrt(size) if config.get("scale_logits") else 1.0,
-        patterns=patterns or {"full": pattern, "prefix": pattern}, default_pattern=default_pattern,
+        patterns=patterns or {"full": pattern, "prefix": pattern},
+        default_pattern=default_pattern,
         excluded_ids=(found["mask_token_id"],) if family.states_patterns else (),
-    )  # fmt: skip
+    )
     has_bias = family.qkv_bias if isinstance(family.qkv_bias, bool) else bool(config.get(family.qkv_bias))
     with torch.device("meta"):  # eight billion random numbers would take a minute
         return LlamaBackbone(
-            spec, intermediate_size=found["intermediate_size"], eps=found["rms_norm_eps"],
-            rotary_base=found["rope_theta"], qkv_bias=has_bias, tied_head=bool(config.get(family.tied_head)),
-        ).eval()  # fmt: skip
+            spec,
+            intermediate_size=found["intermediate_size"],
+            eps=found["rms_norm_eps"],
+            rotary_base=found["rope_theta"],
+            qkv_bias=has_bias,
+            tied_head=bool(config.get(family.tied_head)),
+        ).eval()
 
 
 def _rope_theta(config: dict, where: str) -> dict[str, Any]:
-    """The base of rotary positions where `rope_parameters` or `rope_scaling` state it; nothing where they do not.
+    """The base of rotary positions if `rope_parameters` or `rope_scaling` state it, otherwise nothing.
 
     transformers 5 writes `rope_parameters`: {"rope_type": "default", "rope_theta": 10000.0}.
 
@@ -172,12 +197,17 @@ def _rope_theta(config: dict, where: str) -> dict[str, Any]:
         if not isinstance(stated, dict):
             raise CheckpointError(f"{where}: {field} must be an object or null, not {stated!r}")
         kinds = {str(stated[item]) for item in ("rope_type", "type") if stated.get(item) is not None}
-        others = [item for item in stated if item not in ("rope_type", "type", "rope_theta")
-                  and not (item == "partial_rotary_factor" and stated[item] in (None, 1))]  # fmt: skip
+        others = [
+            item
+            for item in stated
+            if item not in ("rope_type", "type", "rope_theta")
+            and not (item == "partial_rotary_factor" and stated[item] in (None, 1))
+        ]
         if kinds - {"default"} or others:
             kind = ", ".join(sorted(kinds - {"default"})) or f"default with {', '.join(map(str, others))}"
-            raise CheckpointError(f"{where}: {field} of type {kind}: only plain rotary positions (type default) are "
-                                  "known here")  # fmt: skip
+            raise CheckpointError(
+                f"{where}: {field} of type {kind}: only plain rotary positions (type default) are known here"
+            )
         theta = stated.get("rope_theta")
         before = found.get("rope_theta", config.get("rope_theta"))
         if theta is not None and before is not None and theta != before:
@@ -192,17 +222,23 @@ def _numbers(config: dict, family: LlamaFamily, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ours, theirs in family.numbers.items():
         value = next((config[item] for item in theirs if config.get(item) is not None), None)
-        kinds = (int,) if ours in WHOLE else (int, float)
-        most = {"num_hidden_layers": MAX_LAYERS}.get(ours, LARGEST)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
-            kind = "a whole number" if ours in WHOLE else "a number"
-            raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, at most {most:,}, not {value!r}")
+        kinds = (int,) if ours in WHOLE_NUMBERS else (int, float)
+        limit = MAX_LAYERS if ours == "num_hidden_layers" else MAX_NUMBER
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= limit:
+            kind = "a whole number" if ours in WHOLE_NUMBERS else "a number"
+            raise CheckpointError(f"{where}: {theirs[0]} must be {kind} above 0, at most {limit:,}, not {value!r}")
         found[ours] = value
     return found
 
 
 def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
-    """Fill a network from a family's files, strictly, a tensor at a time: no more than the model is held in memory."""
+    """Fill a network from its family's files, one tensor at a time, so that memory holds little more than the model.
+
+    Raises
+    ------
+    CheckpointError
+        If a tensor is missing, left over, unreadable or of another shape, or a tied head differs from the embedding.
+    """
     stored = StoredTensors(files)
     expected = backbone.state_dict()
     _check_tied_head(backbone, stored, files[0].parent)
@@ -217,11 +253,12 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
         rows, others = _rows(backbone.spec, ours, expected[ours]), list(expected[ours].shape[1:])
         for name, part, count in zip(theirs, parts, rows, strict=True):
             if list(part.shape) != [count, *others]:
-                raise CheckpointError(f"{files[0].parent}: tensor {name} is {list(part.shape)}, config.json wants "
-                                      f"{[count, *others]}")  # fmt: skip
+                raise CheckpointError(
+                    f"{files[0].parent}: tensor {name} is {list(part.shape)}, config.json wants {[count, *others]}"
+                )
         tensor = parts[0] if len(parts) == 1 else torch.cat([part.to(dtype) for part in parts])
         placed = tensor.to(device=device, dtype=dtype)
-        # A copy, or weights would change with the file that they are mapped to.
+        # Copied: a mapped tensor would change with its file.
         state[ours] = placed.clone() if placed is parts[0] else placed
     left = [name for name in stored.names if not name.endswith("rotary_emb.inv_freq")]
     if missing or left:
@@ -234,29 +271,30 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
 
 
 def _check_tied_head(backbone: LlamaBackbone, stored: StoredTensors, where: Path) -> None:
-    """Take a head that is stored beside the embedding it is tied to, and refuse one that differs."""
+    """Refuse a head that is stored beside the embedding that it is tied to, and differs from it."""
     family = LLAMA_FAMILIES[backbone.spec.family]
-    words, head = f"{family.words}.weight", f"{family.head}.weight"
-    if backbone.head is not None or not {words, head} <= stored.names:
+    embedding, head = f"{family.token_embedding}.weight", f"{family.head}.weight"
+    if backbone.head is not None or not {embedding, head} <= stored.names:
         return
-    if not torch.equal(stored.take(head), stored.look(words)):
-        raise CheckpointError(f"{where}: tensor {head} differs from {words}, where config.json has {family.tied_head} "
-                              "= true")  # fmt: skip
+    if not torch.equal(stored.take(head), stored.look(embedding)):
+        raise CheckpointError(
+            f"{where}: tensor {head} differs from {embedding}, but config.json has {family.tied_head} = true"
+        )
 
 
 def _rows(spec: BackboneSpec, ours: str, whole: torch.Tensor) -> list[int]:
-    """Rows of the parts that one of our parameters is stacked from."""
+    """Number of rows of each of the tensors that one of our parameters is stacked from."""
     if ".qkv." in ours:
         return [spec.num_heads * spec.head_dim, *[spec.num_kv_heads * spec.head_dim] * 2]
     return [len(whole) // 2] * 2 if ".gate_up." in ours else [len(whole)]
 
 
 def _names(backbone: LlamaBackbone) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Our parameter names and the family's; several are stacked along the rows."""
+    """Our name of each parameter, and the family's names, whose tensors are stacked along the rows of ours."""
     family = LLAMA_FAMILIES[backbone.spec.family]
     for ours in backbone.state_dict():
         module, _, kind = ours.rpartition(".")
-        top = {"words": family.words, "norm": family.norm, "head": family.head}.get(module)
+        top = {"token_embedding": family.token_embedding, "norm": family.norm, "head": family.head}.get(module)
         if top is not None:
             yield ours, (f"{top}.{kind}",)
         else:

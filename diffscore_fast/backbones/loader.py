@@ -1,4 +1,4 @@
-"""A model folder (config.json, model.safetensors, tokenizer.json) to a backbone and its tokenizer."""
+"""From a model folder (config.json, model.safetensors, tokenizer.json) to a backbone and its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from diffscore_fast.backbones.bert import BertBackbone
-from diffscore_fast.backbones.bert_families import BERT_FAMILIES, bert_config, build_bert, load_state
+from diffscore_fast.backbones.bert_families import BERT_FAMILIES, bert_config, build_bert, fill_bert
 from diffscore_fast.backbones.config import PACKAGE_SECTION, check_name, find_model, read_config, read_patterns
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, build_llama, fill_llama
@@ -25,29 +25,18 @@ from diffscore_fast.backbones.weights import (
     stored_dtype,
     weight_files,
 )
-from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError, is_out_of_memory, memory_named
+from diffscore_fast.errors import (
+    CheckpointError,
+    DeviceMemoryError,
+    InputError,
+    first_line,
+    is_out_of_memory,
+    memory_named,
+)
 from diffscore_fast.ops.extension import avoid_generated_code
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A backbone ready to score, with what its signature needs.
-
-    `fingerprint` is a hash of weights and config.json together: heads, patterns and token types change scores, too.
-    """
-
-    backbone: BertBackbone | LlamaBackbone | TransformersAdapter
-    tokenizer: TextTokenizer
-    weights_sha256: str
-    fingerprint: str
-
-    @property
-    def bert(self) -> BertBackbone:
-        """The backbone as a BERT network of this package, which alone can be trained."""
-        if not isinstance(self.backbone, BertBackbone):
-            raise CheckpointError(f"model {self.backbone.spec.name!r} is no BERT network; it cannot be trained")
-        return self.backbone
+AnyBackbone = BertBackbone | LlamaBackbone | TransformersAdapter
 
 
 def load_model(
@@ -59,10 +48,10 @@ def load_model(
     `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by transformers.
     Nothing is downloaded, and code that comes with a checkpoint is never run.
 
-    A model of this package states its own control tokens. Others use those that their tokenizer.json sets around a
-    text and a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token types:
-    the source is the first text of the pair; a candidate without source is a single text. Without a post-processor
-    in tokenizer.json there is [CLS] alone. LLaDA reads texts end to end, Dream after its bos_token.
+    A model of this package states its own control tokens. Other models use those that their tokenizer.json sets around
+    a text and around a pair ([CLS] source [SEP] candidate [SEP], <s> source </s></s> candidate </s>), with its token
+    types: the source is the first text of the pair; a candidate without source is a single text. Without a
+    post-processor in tokenizer.json there is only [CLS]. LLaDA reads texts end to end, Dream after its bos_token.
 
     Parameters
     ----------
@@ -72,7 +61,7 @@ def load_model(
     device : str or torch.device
         Where the weights go.
     dtype : torch.dtype, optional
-        Type of weights and hidden states. If not given, float32 on a CPU and the checkpoint's own type on a GPU (see
+        Of weights and hidden states. If not given, float32 on a CPU and the checkpoint's own dtype on a GPU (see
         `default_dtype`). On one processor with AVX-512 BF16, bfloat16 was 1.9 times as fast as float32; it moved
         scores by 0.002 nats per token on SummEval and 0.004 on SFRES (root mean square; rank correlation 0.9999).
 
@@ -81,19 +70,83 @@ def load_model(
     InputError
         If the model is not named by a text or path, or the device cannot be used here.
     CheckpointError
-        If there is no such model, it is no masked language model, a file is missing or a Git LFS pointer, a tensor is
-        missing, left over or quantised without its scales, two files disagree, or a checksum differs.
+        If there is no such model, it is not a masked language model, a file is missing or a Git LFS pointer, a tensor
+        is missing, left over or quantised without its scales, two files disagree, or a checksum differs.
     DeviceMemoryError
         If memory runs out.
 
     Notes
     -----
-    torch's default type and device do not reach the network, and torch's random stream is left as it was.
+    torch's default dtype and device have no effect on the network, and torch's random stream is left as it was.
     """
     check_name(name_or_path)
     avoid_generated_code()
     with memory_named(f"there is no memory to load model {str(name_or_path)!r}; free some, or use a smaller model"):
         return _load(name_or_path, _usable_device(device), dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A backbone that is ready to score, with what its signature needs.
+
+    Parameters
+    ----------
+    backbone : BertBackbone, LlamaBackbone or TransformersAdapter
+    tokenizer : TextTokenizer
+    weights_sha256 : str
+        Hash of the weights' files.
+    fingerprint : str
+        Hash of weights and config.json together: heads, patterns and token types change scores, too.
+    """
+
+    backbone: AnyBackbone
+    tokenizer: TextTokenizer
+    weights_sha256: str
+    fingerprint: str
+
+    @property
+    def is_own_network(self) -> bool:
+        """Whether the layers are this package's own network; otherwise transformers runs them."""
+        return self.backbone.linear_implementation is not None
+
+    @property
+    def bert(self) -> BertBackbone:
+        """The backbone as a BERT network of this package: the only kind that `training` trains as a whole."""
+        if not isinstance(self.backbone, BertBackbone):
+            raise CheckpointError(f"model {self.backbone.spec.name!r} is not a BERT network; it cannot be trained")
+        return self.backbone
+
+
+def default_dtype(device: str | torch.device, files: list[Path]) -> torch.dtype:
+    """float32 on a CPU, whatever the processor; on a GPU the dtype of most weights in the checkpoint's files.
+
+    Where a GPU does not multiply bfloat16, float32 is used in its place.
+    """
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    own = stored_dtype(files)
+    if own == torch.bfloat16 and torch.device(device).type == "cuda":
+        with torch.cuda.device(device):  # torch asks the current one
+            return own if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return own
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has units for products of bfloat16 (AVX-512 BF16 or AMX)."""
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    return "AVX512" in capabilities and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A model folder whose config.json and tokenizer have been read; its weights have not."""
+
+    folder: Path
+    name: str
+    config: dict
+    files: list[Path]  # of the weights
+    mask_id: int
+    control: ControlTokens
 
 
 def _load(name_or_path: str | Path, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
@@ -103,17 +156,50 @@ def _load(name_or_path: str | Path, device: torch.device, dtype: torch.dtype | N
     _check_rows(folder, tokenizer, config.get("vocab_size"))
     files = _weight_files(folder, config)
     dtype = dtype or default_dtype(device, files)
-    full = f"{device} has no room for the weights of {name!r} in {dtype}; use a smaller model or type"
+    full = f"{device} has no room for the weights of {name!r} in {dtype}; use a smaller model or dtype"
     with memory_named(full):
-        backbone = _read_backbone(folder, files, name, config, tokenizer.mask_id, control, device, dtype)
+        checkpoint = _Checkpoint(folder, name, config, files, tokenizer.mask_id, control)
+        backbone = _read_network(checkpoint, device, dtype)
     _check_rows(folder, tokenizer, backbone.spec.vocab_size)
-    hashes = [file_sha256(path) for path in files]
-    weights_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    weights_sha256 = _joint_sha256(files)
     if config.get(PACKAGE_SECTION, {}).get("weights_sha256", weights_sha256) != weights_sha256:
         raise CheckpointError(f"{folder}: the weights' SHA-256 differs from config.json's; damaged or replaced")
     canonical = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
     return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint)
+
+
+def _read_network(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> AnyBackbone:
+    """The network with its weights on the device, by the reader of its family."""
+    if checkpoint.config["model_type"] in LLAMA_FAMILIES:
+        return _read_llama(checkpoint, device, dtype)
+    if checkpoint.config["model_type"] in BERT_FAMILIES:
+        return _read_bert(checkpoint, device, dtype)
+    check_stored(checkpoint.files)
+    adapter = load_adapter(
+        checkpoint.folder, checkpoint.name, checkpoint.config, checkpoint.mask_id, checkpoint.control
+    )
+    return adapter.to(device, dtype)
+
+
+def _read_llama(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> LlamaBackbone:
+    config, where = checkpoint.config, f"{checkpoint.folder}/config.json"
+    stated = read_patterns(config) if LLAMA_FAMILIES[config["model_type"]].states_patterns else ()
+    network = build_llama(checkpoint.name, config, checkpoint.control.start_id, where, *stated)
+    fill_llama(network, checkpoint.files, device, dtype)
+    return network
+
+
+def _read_bert(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> BertBackbone:
+    files, control = checkpoint.files, checkpoint.control
+    config = bert_config(checkpoint.config, f"{checkpoint.folder}/config.json")
+    patterns, default_pattern = read_patterns(config, control)
+    with torch.device("meta"):  # no random numbers are drawn, and torch's default dtype has no effect
+        network = build_bert(checkpoint.name, config, patterns, default_pattern, checkpoint.mask_id, control.start_id)
+    weights = {name: item for path in files for name, item in load_weights(path).items()}
+    where = str(checkpoint.folder if len(files) > 1 else files[0])
+    fill_bert(network, weights, where, tied=config.get("tie_word_embeddings") not in (False,))
+    return network.eval().requires_grad_(False).to(device=device, dtype=dtype)
 
 
 def _weight_files(folder: Path, config: dict) -> list[Path]:
@@ -129,38 +215,14 @@ def _weight_files(folder: Path, config: dict) -> list[Path]:
     return files
 
 
-def _read_backbone(
-    folder: Path,
-    files: list[Path],
-    name: str,
-    config: dict,
-    mask_id: int,
-    control: ControlTokens,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> BertBackbone | LlamaBackbone | TransformersAdapter:
-    """The network with its weights on the device."""
-    if config["model_type"] in LLAMA_FAMILIES:
-        where = f"{folder}/config.json"
-        stated = read_patterns(config) if LLAMA_FAMILIES[config["model_type"]].states_patterns else ()
-        llama = build_llama(name, config, control.start_id, where, *stated)
-        fill_llama(llama, files, device, dtype)
-        return llama
-    if config["model_type"] in BERT_FAMILIES:
-        named = bert_config(config, f"{folder}/config.json")
-        patterns, default_pattern = read_patterns(named, control)
-        with torch.device("meta"):  # no random numbers are drawn, and torch's default type is not asked
-            bert = build_bert(name, named, patterns, default_pattern, mask_id, control.start_id)
-        weights = {name: item for path in files for name, item in load_weights(path).items()}
-        where = str(folder if len(files) > 1 else files[0])
-        load_state(bert, weights, where, tied=config.get("tie_word_embeddings") not in (False,))
-        return bert.eval().requires_grad_(False).to(device=device, dtype=dtype)
-    check_stored(files)
-    return load_adapter(folder, name, config, mask_id, control).to(device, dtype)
+def _joint_sha256(files: list[Path]) -> str:
+    """The hash of one file, or the hash of the hashes of several."""
+    hashes = [file_sha256(path) for path in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _check_rows(folder: Path, tokenizer: TextTokenizer, rows: Any) -> None:
-    """The network must have a row for every token; `rows` is None or odd where config.json is."""
+    """The network must have a row for every token; `rows` may be missing from config.json, and is then not checked."""
     if isinstance(rows, int) and tokenizer.vocab_size > rows:
         raise CheckpointError(f"{folder}: tokenizer.json has {tokenizer.vocab_size} tokens, the model only {rows}")
 
@@ -169,31 +231,10 @@ def _usable_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
         float(torch.ones(1, device=found).sum())  # a GPU that this torch has no kernels for fails here
-    except Exception as error:  # torch raises what the backend happens to raise
+    except Exception as error:  # each backend raises types of its own
         if is_out_of_memory(error):
             raise DeviceMemoryError(f"device {str(device)!r} has no memory left: {error}") from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"device {str(device)!r} cannot be used here: {reason}; `diffscore info` lists what there is"
+            f"device {str(device)!r} cannot be used here: {first_line(error)}; `diffscore info` lists what there is"
         ) from None
     return found
-
-
-def default_dtype(device: str | torch.device, files: list[Path]) -> torch.dtype:
-    """float32 on a CPU, whatever the processor; on a GPU the type of most weights in the checkpoint's files.
-
-    Where a GPU does not multiply bfloat16, float32 stands in for it.
-    """
-    if torch.device(device).type == "cpu":
-        return torch.float32
-    own = stored_dtype(files)
-    if own == torch.bfloat16 and torch.device(device).type == "cuda":
-        with torch.cuda.device(device):  # torch asks the current one
-            return own if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return own
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has units for products of bfloat16 (AVX-512 BF16 or AMX)."""
-    capabilities = torch.backends.cpu.get_cpu_capability()
-    return "AVX512" in capabilities and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

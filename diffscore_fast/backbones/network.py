@@ -1,4 +1,4 @@
-"""What this package's own networks share: the products of the body, by `ops.linear`."""
+"""What this package's own networks share: their products run by `ops.linear`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from diffscore_fast.ops.linear import resolve_linear
 
 
 class Network(nn.Module):
-    """A network whose products run by one implementation, which may be asked for by name."""
+    """A network whose products run by one implementation of `ops.linear`, which can be chosen by name."""
 
     spec: BackboneSpec
-    words: nn.Embedding
+    token_embedding: nn.Embedding
 
     def __init__(self) -> None:
         super().__init__()
-        self.implementation = AUTO  # where `linear` has the one asked for
+        self._implementation = AUTO
 
     @property
     def device(self) -> torch.device:
-        return self.words.weight.device
+        return self.token_embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.words.weight.dtype
+        return self.token_embedding.weight.dtype
 
     @property
     def linear_implementation(self) -> str:
-        """What the products of the body resolve to when scoring."""
-        return resolve_linear(self.device, self.dtype, self.implementation).name
+        """The implementation that the products resolve to when scoring."""
+        return resolve_linear(self.device, self.dtype, self._implementation).name
+
+    def choose_linear(self, implementation: str) -> None:
+        self._implementation = implementation
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
-        return linear(x, weight, bias, implementation=self.implementation, **epilogue)
+        return linear(x, weight, bias, implementation=self._implementation, **epilogue)
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[N, H * d] to [N, H, d]."""

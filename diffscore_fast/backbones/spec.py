@@ -1,4 +1,7 @@
-"""What a model family does differently, stated once, so that nothing else has to ask which family it is."""
+"""What a model family does differently, stated once (`BackboneSpec`), and what a network must offer (`Backbone`).
+
+The engine reads the spec and calls the protocol, so that it never asks which family a model belongs to.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ class PatternSpec:
     Parameters
     ----------
     position_limit : int
-        Number of positions a cached sequence or a window may use.
+        Number of positions that a cached sequence or a window may use.
     restart_positions : bool
-        True where a window's positions start again at 0; False where they continue the prefix's.
+        True if a window's positions start again at 0; False if they continue those of its prefix.
     prefix_type, window_type : int
-        Token type of the cached prefix and of the window. With `full`, of the context and of the target; a target
-        without context is a single text, and has `prefix_type`.
+        Token type of the cached prefix and of the window. With `full`: of the context and of the target. A target
+        without context counts as a single text and has `prefix_type`.
     separator_ids, end_ids : tuple of int
         Control tokens between a context and its target, and after the target: visible, never masked, never scored.
         Without a context there is no separator.
     block_sizes : tuple of int
         Block sizes of the `block` pattern; empty for the others.
     prefix_mask : {"bidirectional", "causal"}
-        How the tokens of a `prefix` pattern's prefix see one another: all, or each the ones up to itself. The window
-        sees all of the prefix and of itself either way. (The prefix of `block` is causal by blocks.)
+        What a token of the prefix sees under the pattern `prefix`: the whole prefix, or the prefix up to itself. The
+        window sees all of the prefix and of itself in both cases. (Under `block` the prefix is causal by blocks.)
     """
 
     position_limit: int
@@ -55,12 +58,15 @@ class PatternSpec:
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Everything about a model family that the rest of the package needs to know.
+    """All differences between models and families that the rest of the package needs to know.
 
     Parameters
     ----------
-    family, name : str
-        Family ("bert") and the name the model goes by in signatures.
+    family : str
+        `model_type` of the checkpoint's config.json: a key of `BERT_FAMILIES` or `LLAMA_FAMILIES` ("bert", "Dream") for
+        this package's own networks, any other type ("modernbert") for those that transformers runs.
+    name : str
+        The name the model goes by in signatures and messages.
     num_layers, num_heads, num_kv_heads, head_dim, hidden_size : int
         Shapes of the body. Query head h reads key-value head h // (num_heads // num_kv_heads).
     vocab_size : int
@@ -68,7 +74,7 @@ class BackboneSpec:
     mask_id : int
         Token that stands for a masked position.
     excluded_ids : tuple of int
-        Tokens the model can never emit: their logit is -inf before the softmax.
+        Tokens that the model never predicts: their logit is -inf before the softmax.
     start_id : int or None
         Token at place 0 of every sequence; visible, never masked, never scored.
     logit_shift : 0 or 1
@@ -78,9 +84,9 @@ class BackboneSpec:
     soft_cap : float or None
         Logits become soft_cap * tanh(logits / soft_cap) after the scale.
     patterns : dict of str to PatternSpec
-        The attention patterns the model was trained with. Asking for another is an error.
+        The attention patterns that the model was trained with. Asking for another is an error.
     default_pattern : str
-        Pattern used when the caller names none.
+        The pattern that is used when the caller names none.
     """
 
     family: str
@@ -101,7 +107,13 @@ class BackboneSpec:
     default_pattern: PatternName = "full"
 
     def pattern(self, name: str, block_size: int = 0) -> PatternSpec:
-        """The pattern of that name; raises `UnsupportedPatternError` if the model was not trained with it."""
+        """The pattern of that name.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            If the model was not trained with it, or not with that block size.
+        """
         if name not in self.patterns:
             known = ", ".join(sorted(self.patterns))
             raise UnsupportedPatternError(
@@ -117,11 +129,10 @@ class BackboneSpec:
 
 
 class Backbone(Protocol):
-    """A network split where the engine has work to do: around attention, and before the vocabulary.
+    """What every network offers. It is either a `SplitBackbone` or an `OpaqueBackbone`, which adds how states are made.
 
-    All tensors are packed: N rows of many windows, no padding. The engine calls `embed`, then for each layer
-    `attention_inputs`, its own attention, and `attention_outputs`; the hidden states of the wanted rows then pass
-    `head_transform` and meet `vocabulary_weight` in `ops.masked_logprob`.
+    All tensors are packed: N rows of many windows laid end to end, without padding. The last layer's states of the
+    wanted rows pass `head_transform`, and `ops.masked_logprob` multiplies them with `vocabulary_weight`.
     """
 
     @property
@@ -134,7 +145,7 @@ class Backbone(Protocol):
 
     @property
     def vocabulary_bias(self) -> Tensor | None:
-        """Its bias [V], if it has one."""
+        """Bias [V] of the vocabulary projection; None if it has none."""
         ...
 
     @property
@@ -142,6 +153,26 @@ class Backbone(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def linear_implementation(self) -> str | None:
+        """Implementation of `ops.linear` that multiplies the layers' weights; None where another library does that."""
+        ...
+
+    def choose_linear(self, implementation: str) -> None:
+        """Ask for an implementation of `ops.linear` by name ("auto" for the best one); no effect where none is used."""
+        ...
+
+    def head_transform(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer and the vocabulary weight; [M, D] to [M, E], E = D in most families."""
+        ...
+
+
+class SplitBackbone(Backbone, Protocol):
+    """A network that is split around attention, so that the engine can cache prefixes and drop rows.
+
+    The engine calls `embed`, then for each layer `attention_inputs`, its own attention, and `attention_outputs`.
+    """
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         """Hidden states [N, D] before the first layer, for int64 tokens, positions and types [N]."""
@@ -157,7 +188,7 @@ class Backbone(Protocol):
         ...
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values alone: all that a prefix's last layer is asked for."""
+        """Only keys and values, each [N, Hkv, d]: a prefix's last layer needs nothing else."""
         ...
 
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
@@ -167,33 +198,14 @@ class Backbone(Protocol):
         """
         ...
 
-    def head_transform(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer and the vocabulary weight; [Q, D] to [Q, E], E = D in most families."""
-        ...
-
 
 @runtime_checkable
-class OpaqueBackbone(Protocol):
-    """A network that cannot be split around its attention: it runs whole windows, and has the pattern `full` alone."""
-
-    @property
-    def spec(self) -> BackboneSpec: ...
-
-    @property
-    def vocabulary_weight(self) -> Tensor: ...
-
-    @property
-    def vocabulary_bias(self) -> Tensor | None: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
+class OpaqueBackbone(Backbone, Protocol):
+    """A network that cannot be split around its attention: it runs whole windows, and has only the pattern `full`."""
 
     def window_states(self, tokens: Tensor, types: Tensor, offsets: np.ndarray, wanted: Tensor) -> Tensor:
-        """States [M, E] of the rows `wanted` int64 [M], past the head transform.
+        """The last layer's states [M, D] of the rows `wanted` int64 [M].
 
-        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; each sees itself alone.
+        Windows are runs of int64 tokens and types [N] at `offsets` int64 [W + 1]; a window sees only itself.
         """
         ...

@@ -7,22 +7,26 @@ from pathlib import Path
 
 from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
-from diffscore_fast.backbones.weights import (
-    check_no_pointer,
-)
-from diffscore_fast.errors import CheckpointError, is_out_of_memory
+from diffscore_fast.backbones.weights import check_no_pointer
+from diffscore_fast.errors import CheckpointError, first_line, is_out_of_memory
 from diffscore_fast.text.normaliser import content_as_configured
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# What a tokenizer may be kept in instead of tokenizer.json.
+# Files that may hold a tokenizer where there is no tokenizer.json.
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "*.model")
 
 
 def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTokens]:
-    """The folder's tokenizer, and the control tokens that stand around texts."""
+    """The folder's tokenizer, and the control tokens that stand around texts.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no tokenizer, it cannot be read, or it lacks the mask token or the start token.
+    """
     own, family = config.get(PACKAGE_SECTION, {}), LLAMA_FAMILIES.get(config["model_type"])
-    path, content = folder / "tokenizer.json", None
+    path, content = folder / "tokenizer.json", None  # content: what is read in place of the file
     for name in TOKENIZER_FILES:
         check_no_pointer(folder / name)
     if path.is_file() and "patterns" not in own:
@@ -30,7 +34,7 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     elif not path.is_file():
         content = _converted_tokenizer(folder, family.tokenizer if family else "AutoTokenizer")
     if family is not None:
-        return _plain_tokenizer(folder, config, content)
+        return _end_to_end_tokenizer(folder, config, content)
     mask_token = own.get("mask_token") or _named_token(folder, "mask_token") or "[MASK]"
     tokenizer = TextTokenizer(path, mask_token, None, content)
     if "patterns" in own or not tokenizer.has_post_processor:
@@ -39,10 +43,10 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     return tokenizer, tokenizer.control_tokens()
 
 
-def _plain_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[TextTokenizer, ControlTokens]:
+def _end_to_end_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[TextTokenizer, ControlTokens]:
     """The tokenizer of a model that reads texts end to end, without control tokens between them.
 
-    All added tokens count as control tokens, which no text may spell, whatever the file calls them.
+    All added tokens count as control tokens, whatever the file calls them: no text is encoded to one.
     """
     mask = config.get("mask_token_id")
     if not isinstance(mask, int):
@@ -64,15 +68,15 @@ def _plain_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[T
         start = config.get(PACKAGE_SECTION, {}).get("start_token") or _named_token(folder, "bos_token")
         if start is None or not _is_stored(folder, start):
             raise CheckpointError(
-                f"{folder}: tokenizer_config.json names no bos_token that the vocabulary has, to set "
-                f"before a text (it names {start!r})"
+                f"{folder}: tokenizer_config.json names no bos_token of the vocabulary to set before a text; "
+                f"it names {start!r}"
             )
     tokenizer = TextTokenizer(folder / "tokenizer.json", mask, start, json.dumps(stored))
     return tokenizer, ControlTokens(tokenizer.start_id)
 
 
 def _is_stored(folder: Path, token: str) -> bool:
-    """Whether a file of the folder lists a token; a conversion invents those that are named and missing."""
+    """Whether a file of the folder lists a token. (A conversion adds tokens that are named but not stored.)"""
     listing = json.dumps(token, ensure_ascii=False)
     for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
         path = folder / name
@@ -98,9 +102,12 @@ def _named_token(folder: Path, role: str) -> str | None:
 
 
 def _converted_tokenizer(folder: Path, kind: str) -> str:
-    """A tokenizer in another format (vocab.txt, vocab.json with merges.txt), as that class of transformers reads it."""
+    """A tokenizer in another format (vocab.txt, vocab.json with merges.txt), read by a class of transformers.
+
+    Returns the content of the tokenizer.json that it amounts to.
+    """
     path = folder / "tokenizer.json"
-    # Without a vocabulary transformers makes a tokenizer that knows its control tokens alone.
+    # Without a vocabulary transformers makes a tokenizer that knows only its control tokens.
     vocabularies = [found for name in (*VOCABULARY_FILES, "merges.txt") for found in sorted(folder.glob(name))]
     for found in vocabularies:
         check_no_pointer(found)
@@ -110,17 +117,16 @@ def _converted_tokenizer(folder: Path, kind: str) -> str:
         import transformers
     except ImportError:
         raise CheckpointError(
-            f"{path}: no such file; `pip install 'diffscore_fast[transformers]'` to have {', '.join(VOCABULARY_FILES)} "
-            "converted"
+            f"{path}: no such file; to convert {', '.join(VOCABULARY_FILES)}, "
+            "`pip install 'diffscore_fast[transformers]'`"
         ) from None
     try:
         reader = getattr(transformers, kind)
         tokenizer = reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return tokenizer.backend_tokenizer.to_str()
-    except Exception as error:  # it raises what its parts happen to raise
+    except Exception as error:  # each of its parts raises types of its own
         if is_out_of_memory(error):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{path}: no such file, and transformers converts no tokenizer from the folder ({reason})"
+            f"{path}: no such file, and transformers converts no tokenizer from the folder ({first_line(error)})"
         ) from None

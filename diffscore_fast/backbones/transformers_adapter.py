@@ -1,4 +1,4 @@
-"""Any masked language model of transformers, run by transformers itself, with attention `full` alone."""
+"""Any masked language model of transformers, run by transformers, with only the pattern `full`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,53 @@ import torch
 from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
-from diffscore_fast.errors import CheckpointError, is_out_of_memory
+from diffscore_fast.errors import CheckpointError, first_line, is_out_of_memory
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.text.tokenizer import ControlTokens
 
-HEAD_TOLERANCE = 1e-3  # nats, float32: the head taken apart against the network's own logits
+HEAD_TOLERANCE = 1e-3  # nats per token, float32: transform and linear map against the network's own logits
+
+
+def load_adapter(folder: Path, name: str, config: dict, mask_id: int, control: ControlTokens) -> TransformersAdapter:
+    """A model folder as transformers reads it, in float32 on the CPU.
+
+    Code that comes with a checkpoint is never run.
+
+    Raises
+    ------
+    CheckpointError
+        If transformers is not installed or knows no such masked language model, or if tensors are missing.
+    """
+    network = _read_network(folder, config.get("model_type"))
+    return TransformersAdapter(network, _spec(network, folder, name, config, mask_id, control))
 
 
 class TransformersAdapter:
-    """A network of transformers whose head is some transform, then one linear map to the vocabulary.
+    """An `OpaqueBackbone`: a network of transformers whose head is some transform, then one linear map.
 
-    It is evaluated on windows of one length at a time, so that nothing is padded and no mask is needed. The transform
-    and the vocabulary see the wanted rows alone.
+    The encoder runs on windows of one length at a time, so that nothing is padded and no mask is needed. The head's
+    transform and the vocabulary projection run only on the wanted rows.
 
     Parameters
     ----------
     network : nn.Module
-        From `AutoModelForMaskedLM`. Taken over: from now on its encoder and its output layer hand on what they get.
+        From `AutoModelForMaskedLM`. It is changed: its encoder and its output layer return their inputs afterwards, so
+        that a call of the network runs only the head's transform.
     spec : BackboneSpec
 
     Raises
     ------
     CheckpointError
-        If the head is not made that way.
+        If the head has another form.
     """
 
     def __init__(self, network: Any, spec: BackboneSpec) -> None:
         self.spec = spec
         encoder, decoder = network.base_model, network.get_output_embeddings()
         if encoder is network or not isinstance(decoder, nn.Linear):
-            raise CheckpointError(f"{spec.name}: {type(network).__name__} has no linear output layer of its own to use")
+            raise CheckpointError(
+                f"{spec.name}: {type(network).__name__} has no encoder and linear output layer that can be used apart"
+            )
         self._network, self._encode = network, encoder.forward
         self._takes_types = (
             "token_type_ids" in signature(encoder.forward).parameters
@@ -53,10 +70,10 @@ class TransformersAdapter:
         probe = (torch.arange(8, device=decoder.weight.device) * 7919 % spec.vocab_size)[None]
         with torch.inference_mode():
             expected = network(input_ids=probe).logits[0].float().log_softmax(-1)
-            encoder.forward = _hand_on
+            encoder.forward = _return_embeds
             output: Any = decoder
             output.forward = lambda states: states
-            states = self._head(self._encode(input_ids=probe)[0][0])
+            states = self.head_transform(self._encode(input_ids=probe)[0][0])
             found = nn.functional.linear(states, decoder.weight, decoder.bias)
         if found.shape != expected.shape or (found.log_softmax(-1) - expected).abs().max() > HEAD_TOLERANCE:
             raise CheckpointError(
@@ -80,11 +97,19 @@ class TransformersAdapter:
     def dtype(self) -> torch.dtype:
         return self._decoder.weight.dtype
 
+    @property
+    def linear_implementation(self) -> None:
+        """None: transformers multiplies the weights."""
+        return None
+
+    def choose_linear(self, implementation: str) -> None:
+        """No effect: `ops.linear` is not used."""
+
     def to(self, device: str | torch.device, dtype: torch.dtype) -> TransformersAdapter:
         """Move and convert the weights in place.
 
-        Buffers keep their type, as when transformers loads a type: among them are the frequencies of rotary positions,
-        which 16 bits would spoil.
+        Buffers keep their dtype, as they do when transformers loads in a dtype: among them are the frequencies of
+        rotary positions, for which 16 bits are too few.
         """
         self._network.to(device=device)
         for parameter in self._network.parameters():
@@ -101,23 +126,14 @@ class TransformersAdapter:
             if self._takes_types:
                 inputs["token_type_ids"] = types[chosen]
             hidden[chosen] = self._encode(**inputs)[0]
-        return self._head(hidden[wanted])
+        return hidden[wanted]
 
-    def _head(self, states: Tensor) -> Tensor:
-        return self._network(inputs_embeds=states[None]).logits[0]
+    def head_transform(self, hidden: Tensor) -> Tensor:
+        return self._network(inputs_embeds=hidden[None]).logits[0]  # without encoder and output layer, see __init__
 
 
-def load_adapter(folder: Path, name: str, config: dict, mask_id: int, control: ControlTokens) -> TransformersAdapter:
-    """A model folder as transformers reads it, in float32 on the CPU.
-
-    Code that comes with a checkpoint is never run.
-
-    Raises
-    ------
-    CheckpointError
-        If transformers is not installed or knows no such masked language model, or if tensors are missing.
-    """
-    kind = config.get("model_type")
+def _read_network(folder: Path, kind: Any) -> Any:
+    """The network with its weights; `kind` is its `model_type`."""
     try:
         import transformers
     except ImportError:
@@ -135,31 +151,31 @@ def load_adapter(folder: Path, name: str, config: dict, mask_id: int, control: C
                 dtype=torch.float32,
                 output_loading_info=True,
             )
-    except Exception as error:  # it raises what its parts happen to raise
+    except Exception as error:  # each of its parts raises types of its own
         if is_out_of_memory(error):
             raise
         raise CheckpointError(
-            f"{folder}: transformers loads no masked language model of type {kind!r} from it: "
-            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}"
+            f"{folder}: transformers loads no masked language model of type {kind!r} from it: {first_line(error)}"
         ) from None
     missing = sorted(report["missing_keys"]) + sorted(str(item) for item in report["mismatched_keys"])
     if missing:
         raise CheckpointError(
             f"{folder}: tensors of {type(network).__name__} are missing or of another shape: {', '.join(missing[:4])}"
         )
-    network = network.eval().requires_grad_(False)
-    read = network.config
-    decoder = network.get_output_embeddings()
-    types = getattr(read, "type_vocab_size", 0)
+    return network.eval().requires_grad_(False)
+
+
+def _spec(network: Any, folder: Path, name: str, config: dict, mask_id: int, control: ControlTokens) -> BackboneSpec:
+    read, decoder = network.config, network.get_output_embeddings()
+    types, heads = getattr(read, "type_vocab_size", 0), getattr(read, "num_attention_heads", 1)
     pattern = PatternSpec(
         _position_limit(network, folder),
         separator_ids=control.separator_ids,
         end_ids=control.end_ids,
         window_type=control.second_type if types > control.second_type else 0,
     )
-    heads = getattr(read, "num_attention_heads", 1)
-    spec = BackboneSpec(
-        family=str(kind),
+    return BackboneSpec(
+        family=str(config.get("model_type")),
         name=name,
         num_layers=getattr(read, "num_hidden_layers", 1),
         num_heads=heads,
@@ -171,11 +187,10 @@ def load_adapter(folder: Path, name: str, config: dict, mask_id: int, control: C
         start_id=control.start_id,
         patterns={"full": pattern},
     )
-    return TransformersAdapter(network, spec)
 
 
-def _hand_on(input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any) -> Any:
-    """An encoder that returns what it is given, so that the head can be run alone."""
+def _return_embeds(input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any) -> Any:
+    """In place of an encoder's forward pass: it returns what it is given, so that only the head runs."""
     from transformers.modeling_outputs import BaseModelOutput
 
     return BaseModelOutput(last_hidden_state=inputs_embeds)
@@ -184,8 +199,10 @@ def _hand_on(input_ids: Tensor | None = None, inputs_embeds: Tensor | None = Non
 def _position_limit(network: Any, folder: Path) -> int:
     limit = getattr(network.config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
-        raise CheckpointError(f"{folder}/config.json: states no max_position_embeddings, so that no length is safe")
-    # Position tables that start at the padding id's row, as RoBERTa's, have fewer to offer.
+        raise CheckpointError(
+            f"{folder}/config.json: states no max_position_embeddings, so the maximum length is unknown"
+        )
+    # A position table that begins with rows up to the padding id's, as RoBERTa's does, has fewer usable ones.
     tables = [item for name, item in network.named_modules() if name.endswith("position_embeddings")]
     return limit - max(
         (item.padding_idx + 1 for item in tables if getattr(item, "padding_idx", None) is not None), default=0
@@ -194,10 +211,10 @@ def _position_limit(network: Any, folder: Path) -> int:
 
 @contextmanager
 def _defaults_of_torch() -> Iterator[None]:
-    """torch's own defaults while transformers makes a network, and its random streams as they were afterwards.
+    """torch's original defaults while transformers builds a network; all random streams as before afterwards.
 
-    Tables that a network computes for itself are made in the default type and on the default device, and parameters
-    get random numbers before weights are read.
+    Tables that a network computes are made in the default dtype and on the default device, and parameters get random
+    numbers before weights are read.
     """
     dtype, streams = torch.get_default_dtype(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
     try:
@@ -213,7 +230,7 @@ def _defaults_of_torch() -> Iterator[None]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bar and no report on the terminal while a checkpoint is read; what is wrong with it is raised."""
+    """No progress bar and no report on the terminal while a checkpoint is read; faults are raised as errors."""
     settings = transformers.utils.logging
     level, bars = settings.get_verbosity(), settings.is_progress_bar_enabled()
     settings.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Reading and writing checkpoints: safetensors, large matrices optionally as 8-bit rows with one scale a row."""
+"""Reading and writing weights: safetensors files, matrices optionally as 8-bit rows with one scale per row."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from diffscore_fast.errors import CheckpointError, is_out_of_memory
 
 SCALE_SUFFIX = ".row_scale"
-# safetensors' names of the types that weights are read in; a network computes with what it reads, as it is.
+# safetensors' names of the dtypes that weights may have, and the dtype that a network computes in with them.
 FLOATS = {"F32": torch.float32, "F64": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-INDICES = ("I64", "I32", "BOOL")  # tables of places, as older checkpoints hold them beside their weights
+INDICES = ("I64", "I32", "BOOL")  # dtypes of the position tables that older checkpoints hold beside their weights
 POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -34,7 +34,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def save_weights(path: Path, weights: dict[str, Tensor], *, eight_bit: bool) -> None:
     """Write a safetensors file; with `eight_bit`, every matrix is stored as int8 rows and float32 scales.
 
-    Vectors (biases and norms) stay float32: they are few, and they carry the outliers.
+    Vectors (biases and norms) stay float32: they are small, and they hold the outliers.
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -51,13 +51,13 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     Raises
     ------
     CheckpointError
-        If it cannot be read, or a tensor is of a type that means nothing without scales.
+        If it cannot be read, or a tensor has a dtype that has no meaning without scales.
     """
     try:
         stored = load_file(str(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; a model folder needs model.safetensors") from None
-    except (SafetensorError, AttributeError, KeyError) as error:  # the last two: a type that torch lacks
+    except (SafetensorError, AttributeError, KeyError) as error:  # the last two: a dtype that torch lacks
         if is_out_of_memory(error):
             raise
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
@@ -77,7 +77,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 class StoredTensors:
-    """Tensors of several safetensors files, read when they are taken.
+    """Tensors of several safetensors files; each is read when it is taken.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class StoredTensors:
     Raises
     ------
     CheckpointError
-        If a file cannot be read, or two have a tensor of one name.
+        If a file cannot be read, or two files have a tensor of the same name.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -104,23 +104,23 @@ class StoredTensors:
 
     @property
     def names(self) -> set[str]:
-        """What has not been taken."""
+        """Names of the tensors that have not been taken."""
         return set(self._where)
 
     def take(self, name: str) -> Tensor:
-        """A tensor of floats, which is then no longer among the names.
+        """Read a tensor of floats and remove it from the names.
 
-        It may be the file itself, mapped into memory.
+        Its memory may be the file itself, mapped into memory.
         """
         tensor = self.look(name)
         del self._where[name]
         return tensor
 
     def look(self, name: str) -> Tensor:
-        """The same, and it stays among the names."""
+        """Read a tensor of floats; it stays among the names."""
         try:
             tensor: Tensor = self._where[name].get_tensor(name)
-        except (SafetensorError, AttributeError, RuntimeError) as error:  # a type that torch lacks
+        except (SafetensorError, AttributeError, RuntimeError) as error:  # a dtype that torch lacks
             if is_out_of_memory(error):
                 raise
             raise CheckpointError(f"tensor {name} cannot be read ({error})") from None
@@ -130,12 +130,12 @@ class StoredTensors:
 
 
 def check_stored(files: list[Path]) -> None:
-    """Refuse files with a weight in a type that means nothing without scales, before another library casts it.
+    """Refuse files with a weight in a dtype that has no meaning without scales, before another library casts it.
 
     Raises
     ------
     CheckpointError
-        Naming the first such tensor.
+        If there is one; it names the first.
     """
     for path in files:
         for name, kind, _ in _headers(path):
@@ -145,7 +145,7 @@ def check_stored(files: list[Path]) -> None:
 
 
 def stored_dtype(files: list[Path]) -> torch.dtype:
-    """The type of most floating-point numbers in the files; 8-bit rows count as float32, the type of their scales."""
+    """The dtype of most floating-point numbers in the files; 8-bit rows count as float32, the dtype of their scales."""
     numbers: dict[torch.dtype, int] = {}
     for path in files:
         for _, kind, count in _headers(path):
@@ -156,7 +156,7 @@ def stored_dtype(files: list[Path]) -> torch.dtype:
 
 
 def check_no_pointer(path: Path) -> None:
-    """Refuse what Git LFS leaves in the place of a file that it has not fetched.
+    """Refuse the pointer that Git LFS leaves in place of a file that it has not fetched.
 
     Raises
     ------
@@ -173,37 +173,13 @@ def check_no_pointer(path: Path) -> None:
             )
 
 
-def _headers(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Name, type (as safetensors calls it) and number of elements of every tensor of a file, without reading it."""
-    try:
-        with safe_open(str(path), framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118, it is no dict
-                part = opened.get_slice(name)
-                yield name, str(part.get_dtype()), math.prod(part.get_shape())
-    except (SafetensorError, OSError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
-
-
-def _is_readable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize >= 2
-
-
-def _unreadable(what: str, dtype: Any) -> str:
-    return (
-        f"{what} is of {dtype}; weights must be float32, bfloat16 or float16: of a quantised checkpoint, load the "
-        "original one"
-    )
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder: model.safetensors, or those that its index names.
 
     Raises
     ------
     CheckpointError
-        If there are none, the index is damaged, or a file that it names is not there.
+        If there are none, the index is damaged, or a file that it names is missing.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     check_no_pointer(index)
@@ -227,3 +203,27 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _headers(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Name, dtype (safetensors' name) and number of elements of every tensor of a file; no tensor is read."""
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it is no dict
+                part = opened.get_slice(name)
+                yield name, str(part.get_dtype()), math.prod(part.get_shape())
+    except (SafetensorError, OSError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+
+
+def _is_readable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _unreadable(what: str, dtype: Any) -> str:
+    return (
+        f"{what} is of {dtype}; weights must be float32, bfloat16 or float16: of a quantised checkpoint, load the "
+        "original one"
+    )

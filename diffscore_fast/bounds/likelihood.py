@@ -20,7 +20,7 @@ from diffscore_fast.engine.plan import AttentionPattern, Sequences
 from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
-from diffscore_fast.engine.streams import portions, token_estimate
+from diffscore_fast.engine.streams import chunks, token_estimate
 from diffscore_fast.options import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_GENERATION,
@@ -203,11 +203,11 @@ class LikelihoodBounds(ScoringModel):
         if not config.exact:
             visited = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             windows = max(min(windows, visited), config.draws * self.block_size // 8)
-        cut = portions(
+        cut = chunks(
             texts,
             lambda text: windows * token_estimate(text),
-            self._portion_tokens(TOKENS_CHUNK),
-            self._portion_seconds(by_time),
+            self._chunk_tokens(TOKENS_CHUNK),
+            self._chunk_seconds(by_time),
         )
         for chunk in cut:
             yield self._bound_batch(chunk, config, progress)

@@ -12,7 +12,6 @@ from rich.table import Table
 from diffscore_fast import ops
 from diffscore_fast.backbones.config import EMBEDDED_MODELS
 from diffscore_fast.backbones.loader import LoadedModel, load_model, multiplies_bfloat16
-from diffscore_fast.backbones.spec import OpaqueBackbone
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import FASTER_TYPE
 from diffscore_fast.ops.extension import brgemm_unavailable, generated_code_unavailable, instruction_set
@@ -54,7 +53,7 @@ def print_info(model: str | None = None) -> None:
         patterns = ", ".join(
             pattern + (f" {item.block_sizes}" if item.block_sizes else "") for pattern, item in spec.patterns.items()
         )
-        runs = "transformers" if isinstance(loaded.backbone, OpaqueBackbone) else "own network"
+        runs = "own network" if loaded.is_own_network else "transformers"
         table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.fingerprint[:12]}")
         table.add_row("reads", _reads(loaded))
     for device in devices:

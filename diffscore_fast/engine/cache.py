@@ -10,10 +10,11 @@ from diffscore_fast.backbones.spec import BackboneSpec
 
 
 class PrefixCache:
-    """One arena of key and value rows a layer; a cached sequence is a run of rows.
+    """Key and value rows of every layer; a cached sequence is a run of rows.
 
-    A key holds everything the rows depend on: token ids (their positions and types follow from the pattern), pattern
-    and block size. When a new set does not fit beside what is there, the arena starts over: waves are planned to fit.
+    The content key of a sequence covers everything that its rows depend on: token ids (positions and types follow from
+    the pattern), pattern and block size. When new sequences do not fit beside the cached ones, all cached ones are
+    dropped; waves are planned so that the sequences of one wave fit together.
 
     Parameters
     ----------
@@ -21,7 +22,7 @@ class PrefixCache:
     dtype, device
         Of the rows.
     capacity_bytes : int
-        Size of the arena; it grows beyond only for a single sequence that is longer.
+        Size of the cache; only a single sequence that is longer makes it grow beyond.
     """
 
     def __init__(self, spec: BackboneSpec, dtype: torch.dtype, device: torch.device, capacity_bytes: int) -> None:
@@ -39,7 +40,7 @@ class PrefixCache:
         Returns
         -------
         starts : int64 [n]
-            First arena row of each sequence.
+            First cache row of each sequence.
         missing : int64 [n']
             Indices of those whose rows must still be written.
         """
@@ -57,13 +58,13 @@ class PrefixCache:
         return starts, np.array(missing, dtype=np.int64)
 
     def forget(self) -> None:
-        """Drop every sequence, as after an evaluation that stopped half-way."""
+        """Drop every sequence, for instance after an evaluation that stopped halfway."""
         self._starts.clear()
         self._used = 0
 
     @property
     def is_empty(self) -> bool:
-        """True before the first sequence: there are no rows to look at yet."""
+        """True until the first sequence is reserved: there are no rows to look at yet."""
         return self._rows is None
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -71,14 +72,19 @@ class PrefixCache:
         assert self._rows is not None
         return self._rows[index, 0], self._rows[index, 1]
 
+    def write(self, index: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write keys and values [N, Hkv, d] of one layer to the rows int64 [N]."""
+        keys, values = self.layer(index)
+        keys[rows], values[rows] = key, value
+
     def _allocate(self, needed: int) -> None:
-        layers, two, heads, width = self._shape
+        layers, two, heads, head_dim = self._shape
         rows = 0 if self._rows is None else self._rows.shape[2]
         if self._rows is not None and needed <= rows:
             return
-        # Doubling keeps small uses small; rows that are not written are never read.
+        # Doubling keeps a small use small; rows that are not written are never read.
         size = max(needed, min(self.capacity_rows, max(2 * rows, 1024)))
-        grown = torch.empty((layers, two, size, heads, width), dtype=self._dtype, device=self._device)
+        grown = torch.empty((layers, two, size, heads, head_dim), dtype=self._dtype, device=self._device)
         if self._rows is not None and self._used:
             grown[:, :, : self._used] = self._rows[:, :, : self._used]
         self._rows = grown

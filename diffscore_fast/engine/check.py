@@ -1,4 +1,4 @@
-"""A loaded model checks itself: its scores must not depend on what is packed beside them."""
+"""A check of a loaded model: its scores must not depend on what is packed beside them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from diffscore_fast.backbones.network import Network
+from diffscore_fast import ops
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import compose
 from diffscore_fast.errors import CheckpointError
 
-TOLERANCE = 1e-4  # nats a masked token, float32: rounding of sums in another order, with room
-# The same in 16 bits, where a GPU rounds by how many rows it multiplies: states keep 8 bits, sums over layers fewer.
-ROUNDING = 0.5
-CONTEXT_OF = (0, 1, 0, 2, 0, 0, 1, 1, 2, 2, 0, 1)  # of twelve sequences; the last eight are company for the others
+TOLERANCE = 1e-4  # nats per token in float32: sums in another order round otherwise; with a margin
+# Nats per token in 16 bits, where a GPU's rounding depends on the number of rows: states keep 8 bits, and the error
+# grows over layers.
+TOLERANCE_16_BITS = 0.5
+# Twelve sequences. The first four are watched; the others are scored beside them.
+CONTEXT_OF = (0, 1, 0, 2, 0, 0, 1, 1, 2, 2, 0, 1)
 CONTEXT_SIZES, TARGET_SIZES = (9, 4, 1), (5, 2, 8, 1, 3, 7, 1, 4, 6, 2, 8, 5)
 WATCHED = (0, 1, 2, 3)
 
 
 def check_packing(runner: Runner, attention: AttentionPattern) -> None:
-    """Score four short sequences of unequal lengths together, alone, and with others, under one attention pattern.
+    """Score four short sequences of unequal lengths together, alone, and beside others, under one attention pattern.
 
-    This package's own networks on a CPU must give the same bits each time, in every type; the number of rows then runs
-    from one to more than a tile. Elsewhere rounding is allowed. In 16 bits, where that is coarse, each is also scored
-    beside others of unchanged lengths with other tokens in them, which must change nothing.
+    This package's own networks on a CPU must give the same bits each time, in every dtype; the number of rows covers
+    one row to more than a tile. Elsewhere rounding is allowed. In 16 bits, where rounding is coarse, each sequence is
+    also scored beside sequences of the same lengths with other tokens, which must not change its score.
 
-    A network that lets padding or neighbours leak in, or that turns out NaN, fails here and not in somebody's table.
+    A network whose scores depend on padding or neighbours, or are NaN, fails here, before anything is scored with it.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def check_packing(runner: Runner, attention: AttentionPattern) -> None:
     other_contexts, other_targets = tokens(CONTEXT_SIZES), tokens(TARGET_SIZES)
 
     def log_probs(chosen: Sequence[int], kept: int | None = None) -> np.ndarray:
-        """Of the first token of each; `kept`: of all sequences that one alone has its tokens."""
+        """Log-prob of each chosen sequence's first token. With `kept`, all other sequences get other tokens."""
         before = [
             item if kept is None or CONTEXT_OF[kept] == i else other_contexts[i] for i, item in enumerate(contexts)
         ]
@@ -63,25 +65,25 @@ def check_packing(runner: Runner, attention: AttentionPattern) -> None:
     together = log_probs(WATCHED)
     if not np.isfinite(together).all():
         raise CheckpointError(
-            f"model {spec.name!r} gives log-probabilities that are not finite; are its weights sound?"
+            f"model {spec.name!r} gives log-probabilities that are not finite; check its weights, or use another dtype"
         )
-    # A single row has kernels of its own in many libraries; in company, rows lie at other places of a tile.
+    # Many libraries multiply a single row by another kernel; beside others, rows lie at other places of a tile.
     alone = np.concatenate([log_probs([i]) for i in WATCHED])
-    company = log_probs(range(len(TARGET_SIZES)))[: len(WATCHED)]
-    moved = max(np.abs(together - alone).max(), np.abs(together - company).max())
-    allowed = ROUNDING if runner.backbone.dtype.itemsize < 4 else TOLERANCE
-    if allowed == ROUNDING and moved <= ROUNDING:
+    beside = log_probs(range(len(TARGET_SIZES)))[: len(WATCHED)]
+    moved = max(np.abs(together - alone).max(), np.abs(together - beside).max())
+    allowed = TOLERANCE_16_BITS if runner.backbone.dtype.itemsize < 4 else TOLERANCE
+    if allowed == TOLERANCE_16_BITS and moved <= allowed:
         kept = np.array([log_probs(WATCHED, kept=i)[i] for i in WATCHED])
         moved, allowed = np.abs(together - kept).max(), TOLERANCE
     if not moved <= allowed:
         raise CheckpointError(
-            f"model {spec.name!r}: a log-probability moves by {moved:.3g} nats with the sequences beside it; "
-            "its attention lets them leak in"
+            f"model {spec.name!r}: a log-probability moves by {moved:.3g} nats with the sequences beside it, so its "
+            "scores would depend on the batch; use another model or implementation"
         )
-    if is_bitwise(runner) and not (np.array_equal(together, alone) and np.array_equal(together, company)):
+    if is_bitwise(runner) and not (np.array_equal(together, alone) and np.array_equal(together, beside)):
         raise CheckpointError(
             f"model {spec.name!r} in {str(runner.backbone.dtype).removeprefix('torch.')}: the last bits of a "
-            "log-probability depend on how many sequences are beside it, which this package excludes on a CPU; "
+            "log-probability depend on how many sequences are beside it, which must not happen on a CPU; "
             "score in another --dtype, and report this with the output of `diffscore info`"
         )
 
@@ -89,9 +91,8 @@ def check_packing(runner: Runner, attention: AttentionPattern) -> None:
 def is_bitwise(runner: Runner) -> bool:
     """Whether scores are promised to be the same bit for bit whatever the batch.
 
-    They are where this package's own networks run by its own kernels on a CPU, products in tiles of torch's included.
+    They are for this package's own networks on a CPU with the C++ kernels, or with torch's products in fixed tiles.
     """
-    backbone = runner.backbone
-    if not isinstance(backbone, Network) or backbone.device.type != "cpu":
-        return False
-    return {backbone.linear_implementation, *runner.implementations.values()} <= {"cpu", "tiles"}
+    names = runner.implementations
+    own_network = ops.LINEAR.name in names
+    return own_network and runner.backbone.device.type == "cpu" and set(names.values()) <= {"cpu", "tiles"}

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from diffscore_fast.backbones.spec import Backbone, OpaqueBackbone
+from diffscore_fast.backbones.spec import Backbone
 from diffscore_fast.errors import InputError
 
 DEFAULT_TOKEN_BUDGET = 4096
 DEFAULT_CACHE_BYTES = 512 << 20
 DEFAULT_PLAN_TOKENS = 1 << 18
 MIN_MEMORY = 64 << 20
-# Hidden states of a pack's token that live at once, in hidden sizes: residual, queries, keys, values, attended, and
-# twice a feed-forward of four hidden sizes, with room for copies.
+# Numbers per token of a pack that are held at once, in units of the hidden size: residual, queries, keys, values,
+# attended, and twice a feed-forward of four hidden sizes, with room for copies.
 ACTIVATIONS = 24
-# Bytes of index arrays a planned window token takes from its mask to its pack, at the peak.
+# Peak bytes of index arrays per planned window token, from its mask to its pack.
 PLAN_BYTES = 256
-# A GPU wants larger packs: launches cost as much for few tokens as for many. Reasoned, not measured. On a CPU, products
-# beyond the default size are no faster.
+# Packs are larger on a GPU, where a launch costs as much for few tokens as for many (an estimate, not a measurement).
+# On a CPU, products beyond the default size are no faster.
 DEVICE_TOKEN_BUDGET = 1 << 14
-MAX_PACK = 1 << 16
+MAX_TOKEN_BUDGET = 1 << 16
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -31,11 +31,11 @@ class MemoryPlan:
     Parameters
     ----------
     token_budget : int
-        Window tokens of a pack.
+        Maximum number of window tokens of a pack.
     cache_bytes : int
-        Keys and values of prefixes.
+        Size of the prefix cache: keys and values.
     plan_tokens : int
-        Window tokens laid out at once.
+        Maximum number of window tokens laid out at once.
     """
 
     token_budget: int = DEFAULT_TOKEN_BUDGET
@@ -43,13 +43,13 @@ class MemoryPlan:
     plan_tokens: int = DEFAULT_PLAN_TOKENS
 
 
-def divide_memory(budget: int | None, backbone: Backbone | OpaqueBackbone) -> MemoryPlan:
-    """Half of the budget for prefixes, a quarter for a pack's hidden states, a quarter for rows and their windows.
+def divide_memory(budget: int | None, backbone: Backbone) -> MemoryPlan:
+    """Divide a budget: half for prefixes, a quarter for a pack's hidden states, a quarter for rows and their windows.
 
     Parameters
     ----------
     budget : int or None
-        Bytes beside the loaded model and libraries; None for the defaults.
+        Bytes beside the loaded model and libraries; None gives the defaults.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def divide_memory(budget: int | None, backbone: Backbone | OpaqueBackbone) -> Me
     if pack < 1:
         raise InputError(f"memory of {budget} bytes is too little for {spec.name!r}; give at least {4 * token_bytes}")
     return MemoryPlan(
-        min(pack, DEFAULT_TOKEN_BUDGET if on_cpu else MAX_PACK),
+        min(pack, DEFAULT_TOKEN_BUDGET if on_cpu else MAX_TOKEN_BUDGET),
         budget // 2,
         min(budget // 4 // PLAN_BYTES, DEFAULT_PLAN_TOKENS),
     )

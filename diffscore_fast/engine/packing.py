@@ -13,8 +13,8 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def distinct_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
     """First occurrence of each distinct window, and for every window the index of its representative among them.
 
-    Windows are equal when prefix, visible length, tokens, types, wanted rows and targets are. Compared by a 128-bit
-    fingerprint: among a billion windows two different ones meet with probability below 1e-20.
+    Windows are equal when prefix, visible length, tokens, types, wanted rows and targets are equal. Their 128-bit
+    fingerprints are compared: among a billion windows, two different ones collide with probability below 1e-20.
     """
     prints = np.stack([_fingerprint(windows, salt) for salt in (1, 2)], axis=1)
     _, first, inverse = np.unique(prints.view("V16").ravel(), return_index=True, return_inverse=True)
@@ -37,9 +37,9 @@ def pack_windows(
     prefix_lengths : int64 [P]
         Tokens of each prefix.
     token_budget : int
-        Most window tokens in a pack; a longer window is a pack of its own.
+        Maximum number of window tokens in a pack; a longer window is a pack of its own.
     cache_rows : int
-        Most prefix tokens held at once; a longer prefix is a wave of its own.
+        Maximum number of prefix tokens of a wave; a longer prefix is a wave of its own.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def pack_windows(
         The prefix indices of a wave, and index arrays into the windows. Windows of one prefix and one length are
         neighbours, so that they stack densely.
     """
-    # Longest first inside a prefix: the pack that needs most memory comes early.
+    # Longest first within a prefix: the pack that needs the most memory comes early.
     order = np.lexsort((-lengths, prefix))
     used = np.unique(prefix[prefix >= 0])
     wave_of = np.zeros(len(prefix_lengths) + 1, dtype=np.int64)  # the last entry serves prefix -1

@@ -26,11 +26,11 @@ class Sequences:
 
     Parameters
     ----------
-    context_tokens : int32, context_offsets : int64 [C + 1]
+    context_tokens : int32 [sum of lengths], context_offsets : int64 [C + 1]
         Visible tokens before a target, without the start token.
     context_of : int64 [S]
-        The context of each sequence.
-    target_tokens : int32, target_offsets : int64 [S + 1]
+        Index of each sequence's context.
+    target_tokens : int32 [sum of lengths], target_offsets : int64 [S + 1]
         The tokens that plans mask.
     """
 
@@ -42,7 +42,7 @@ class Sequences:
 
     @staticmethod
     def build(contexts: list[np.ndarray], context_of: np.ndarray, targets: list[np.ndarray]) -> Sequences:
-        """From one token array a context and a target."""
+        """From one token array per context and one per target."""
         return Sequences(*concatenate(contexts), np.asarray(context_of, dtype=np.int64), *concatenate(targets))
 
     @property
@@ -62,8 +62,8 @@ class MaskPlan:
         The spans' tokens laid end to end; True is masked.
     wanted : bool [sum of stop - start], optional
         The masked tokens whose log-probability is asked for; all of them if not given.
-    attention : Attention, optional
-        The pattern to read them under, where it is not that of the run.
+    attention : AttentionPattern, optional
+        The attention pattern of this plan, if it is not the run's.
     """
 
     sequence: np.ndarray
@@ -86,9 +86,9 @@ class Estimator(Protocol, Generic[Result]):
     """A plan in front of the model and a reduction behind it. It knows no model and no tokenizer."""
 
     def plan(self, observed: list[Observation]) -> MaskPlan | None:
-        """The next round's plan, given the rounds so far; None when there is nothing more to evaluate."""
+        """The next round's plan, given the rounds so far; None when nothing more is to be evaluated."""
         ...
 
     def reduce(self, observed: list[Observation]) -> Result:
-        """What the rounds amount to."""
+        """The result of all rounds."""
         ...

@@ -1,7 +1,8 @@
-"""Where a run's time goes: named stages, timed only while somebody listens.
+"""Where a run's time goes: named stages, timed only while a profile is open.
 
-`with profile_run() as profile:` listens; `with stage("plan"):` marks a stretch of work. Stages nest: the time of
-`attention` and `head` is taken out of `windows`, so that the stages and what is left over add up to the whole.
+`with profile_run() as profile:` opens one; `with stage("plan"):` names the work inside the block. Stages nest: the time
+of a stage inside another (`attention` inside `windows`) counts for the inner one only, so that all stages and `other`
+add up to the whole.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _Item = TypeVar("_Item")
 class RunProfile:
     """Times of one run, filled while `profile_run` is open.
 
-    On a GPU every stage waits for the device before it starts and ends: the shares are true, the run is slower.
+    On a GPU, every stage waits for the device before it starts and ends: the shares are right, and the run is slower.
 
     Parameters
     ----------
     wall_seconds : float
         From opening to closing.
     calls : dict of str to int, seconds : dict of str to float
-        By stage; the time of a stage inside another counts for the inner one alone.
+        By stage; the time of a stage inside another counts for the inner one only.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class RunProfile:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count a stretch of work under a name of STAGES."""
+        """Time the work inside the block under a name of STAGES."""
         begin = self._now()
         self._inside.append(0.0)
         try:
@@ -69,7 +70,7 @@ class RunProfile:
     def write_trace(self, path: str | Path) -> None:
         """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): stages as complete events, in microseconds.
 
-        Its `otherData` holds the table: seconds by stage, and of the whole.
+        Its `otherData` holds the table: seconds by stage, and in all.
         """
         events = [
             {"name": name, "ph": "X", "ts": 1e6 * begin, "dur": 1e6 * taken, "pid": 0, "tid": 0}
@@ -86,7 +87,7 @@ class RunProfile:
     def _now(self) -> float:
         if torch.cuda.is_initialized():
             for device in range(torch.cuda.device_count()):
-                if torch.cuda.memory_reserved(device):  # others have nothing to do with this process
+                if torch.cuda.memory_reserved(device):  # other devices are not used by this process
                     torch.cuda.synchronize(device)
         return time.perf_counter()
 
@@ -116,13 +117,13 @@ def profile_run() -> Iterator[RunProfile]:
 
 
 def stage(name: str) -> AbstractContextManager[None]:
-    """A stretch of work for the profile that is open; nothing where none is."""
+    """Time the work inside the block for the open profile; no effect if none is open."""
     profile = _listening.get()
     return nullcontext() if profile is None else profile.stage(name)
 
 
 def staged(name: str, items: Iterable[_Item]) -> Iterator[_Item]:
-    """The items of an iterable; the time it takes to make each counts for the stage."""
+    """The items of an iterable; the time that each takes to be made counts for the stage."""
     iterator, end = iter(items), object()
     while True:
         with stage(name):

@@ -1,4 +1,4 @@
-"""Ragged arrays as (flat values, offsets): the few index tricks that planning needs."""
+"""Ragged arrays as (flat values, offsets), and the index arithmetic that planning needs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def segment_ids(lengths: np.ndarray) -> np.ndarray:
-    """For each element of segments laid end to end, the index of its segment."""
+    """Index of the segment of each element, for segments laid end to end: int64 [sum of lengths]."""
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
 def places_in(lengths: np.ndarray) -> np.ndarray:
-    """For each element of segments laid end to end, its place within its segment."""
+    """Place of each element within its segment, for segments laid end to end: int64 [sum of lengths]."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def take_segments(offsets: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Flat indices of the elements of the chosen segments, in the order chosen."""
+    """Flat indices int64 of the elements of the segments `chosen`, in that order."""
     lengths = (offsets[1:] - offsets[:-1])[chosen]
     return np.repeat(offsets[:-1][chosen], lengths) + places_in(lengths)
 
@@ -38,7 +38,7 @@ def spread(values: np.ndarray, rows: np.ndarray | list[int], count: int, fill: f
 
 
 def runs_within(sizes: np.ndarray, budget: int) -> list[tuple[int, int]]:
-    """Half-open runs of consecutive items filled up to a budget; an item that is larger is a run of its own."""
+    """Half-open runs of consecutive items whose sizes fit a budget; an item that is larger is a run of its own."""
     ends = np.cumsum(sizes)
     runs, start = [], 0
     while start < len(sizes):

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a function of (seed, target tokens, draw, token), and of nothing else.
+"""Counter-based random numbers: each depends on (seed, target tokens, draw, token) only.
 
 Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -13,7 +13,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-NUMBERS_CHUNK = 1 << 16  # ten rounds keep about 150 bytes a number
+NUMBERS_CHUNK = 1 << 16  # ten rounds take about 150 bytes per number
 
 
 def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def uniforms(keys: np.ndarray, draws: np.ndarray, tokens: np.ndarray, stream: in
 
 
 def target_key(seed: int, target_ids: np.ndarray) -> int:
-    """64-bit key of a target under a seed. The context has no part in it: directions and systems share masks."""
+    """64-bit key of a target under a seed. It does not depend on the context: directions and systems share masks."""
     digest = hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=8)
     digest.update(np.ascontiguousarray(target_ids, dtype="<i4").tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -1,4 +1,4 @@
-"""What DiffScorer and LikelihoodBounds share: a loaded model behind a runner, and rows in portions."""
+"""What DiffScorer and LikelihoodBounds share: a loaded model, the runner that evaluates it, and the size of chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffscore_fast import ops
 from diffscore_fast.arguments import checked_column, whole_number
 from diffscore_fast.backbones.config import EMBEDDED_MODELS, check_name
 from diffscore_fast.backbones.loader import load_model
-from diffscore_fast.backbones.network import Network
+from diffscore_fast.backbones.spec import OpaqueBackbone, SplitBackbone
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.plan import AttentionPattern
@@ -22,41 +22,55 @@ from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.process import is_forked
 from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
+from diffscore_fast.text.tokenizer import TextTokenizer
 from diffscore_fast.version import __version__
 
-# Of a run over a file: what a killed one loses at most, but for a row that takes longer by itself.
-PORTION_SECONDS = 3.0
-PACKS_CHUNK = 8  # that a GPU gets before the host waits for them all
+CHUNK_SECONDS = 3.0  # of a run over a file: a killed run loses this much work (or one row that takes longer)
+PACKS_CHUNK = 8  # packs that a GPU gets before the host waits for all of them
 
 
 class ScoringModel:
-    """A model that is ready to score: loaded, and checked once under `attention` for packing that changes no row.
+    """A model that is ready to score: loaded, and checked once under `attention` that packing changes no row's score.
 
-    On a CPU, with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch,
-    in every type; on a GPU, with other implementations and where transformers runs the model, they are to rounding.
+    On a CPU with the C++ kernels, scores of this package's own networks are the same bit for bit whatever the batch, in
+    every dtype. On a GPU, with other implementations, and where transformers runs the model, they are the same up to
+    rounding.
 
-    Any number of threads may use it, and forked children (each computes in one thread). It is pickled as the arguments
-    it was made with: the receiving process loads the model anew, and refuses one that has changed.
+    Any number of threads may use it, and so may forked children (each computes in one thread). It is pickled as the
+    arguments that it was made with: the receiving process loads the model again, and refuses one that has changed.
 
     Parameters
     ----------
     model : str or Path
         "mini" (inside the package), a folder, or a name in the local Hugging Face cache; see `load_model`.
-    attention : Attention, optional
+    attention : AttentionPattern, optional
         The model's default pattern if not given.
     device : str or torch.device
     dtype : torch.dtype, optional
         Of weights and hidden states. If not given, float32 on a CPU, whatever the processor, and the checkpoint's own
-        type on a GPU. bfloat16 is faster where the processor has units for it; see `load_model` for its price.
+        dtype on a GPU. bfloat16 is faster where the processor has units for it; see `load_model` for its price.
     memory : int, optional
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
-        are sized to it. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
+        are sized to fit. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
     token_budget, cache_bytes : int, optional
-        Most window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix cache (512
-        MiB), in place of what follows from `memory`.
+        Maximum number of window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix
+        cache (512 MiB), in place of what follows from `memory`.
     implementation : str
         "auto", or a name ("cpu", "triton", "flash_attn", "reference"): operations that have it run by it, the others
-        by "auto"; the signature says which.
+        by "auto"; the signature states which.
+
+    Raises
+    ------
+    InputError
+        If an argument cannot be used.
+    CheckpointError
+        If the model cannot be loaded, or fails the check.
+    ImplementationError
+        If no operation has the implementation, or it cannot run here.
+    UnsupportedPatternError
+        If the model was not trained with `attention`.
+    DeviceMemoryError
+        If memory runs out.
     """
 
     def __init__(
@@ -101,47 +115,92 @@ class ScoringModel:
             plan_tokens=plan.plan_tokens,
             implementation=implementation,
         )
-        names = self._runner.implementations
-        if isinstance(backbone, Network):
-            # In 16 bits "cpu" means the faster of what the CPU has: the C++ kernel, or torch's products in tiles.
-            has_it = implementation in ops.LINEAR.implementations
-            if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
-                backbone.implementation = implementation
-            names["linear"] = backbone.linear_implementation
+        # In 16 bits "cpu" means the faster one of what the CPU has: the C++ kernel, or torch's products in tiles.
+        has_it = implementation in ops.LINEAR.implementations
+        if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
+            backbone.choose_linear(implementation)
         self._identity = {
             "version": __version__,
             "model": self.spec.name,
             "weights": loaded.fingerprint[:12],
             "tokenizer": loaded.tokenizer.sha256[:12],
             "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
-            "implementation": _one_name(names),
+            "implementation": _one_name(self._runner.implementations),
         }
         check_packing(self._runner, attention)
 
-    def count_tokens(self, texts: Sequence[Any]) -> np.ndarray:
-        """Number of tokens int64 [n] of each text, control tokens apart; 0 for what is not text."""
+    def tokenize(self, texts: Sequence[Any]) -> list[np.ndarray]:
+        """Token ids of each text as it is scored, without the control tokens that a pattern sets around it.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            A value that is not text (None, a number) or not valid text has no tokens.
+
+        Returns
+        -------
+        list of int32 [number of tokens]
+
+        Raises
+        ------
+        InputError
+            If `texts` is a single text, or not a sequence.
+
+        Examples
+        --------
+        >>> from diffscore_fast import DiffScorer
+        >>> [len(ids) for ids in DiffScorer("mini").tokenize(["The cat sat.", None])]
+        [4, 0]
+        """
         texts = checked_column("texts", texts)
-        counts = np.zeros(len(texts), dtype=np.int64)
+        found = [np.zeros(0, dtype=np.int32) for _ in texts]
         rows = [row for row, text in enumerate(texts) if check_text("text", text)[0] == OK]
-        counts[rows] = [len(item.ids) for item in self._tokenizer.encode([texts[row] for row in rows])]
-        return counts
+        for row, item in zip(rows, self._tokenizer.encode([texts[row] for row in rows]), strict=True):
+            found[row] = item.ids
+        return found
+
+    def count_tokens(self, texts: Sequence[Any]) -> np.ndarray:
+        """Number of tokens int64 [n] of each text, without control tokens; 0 for what is not text."""
+        return np.array([len(ids) for ids in self.tokenize(texts)], dtype=np.int64)
+
+    def clear_cache(self) -> None:
+        """Drop the cached keys and values of all prefixes; the next call computes them again.
+
+        It changes no score. A benchmark calls it so that every repetition does the same work.
+        """
+        self._runner.clear_cache()
+
+    @property
+    def runner(self) -> Runner:
+        """The engine that evaluates this model: benchmarks count its work. Scoring does not need it."""
+        return self._runner
+
+    @property
+    def backbone(self) -> SplitBackbone | OpaqueBackbone:
+        """The loaded network."""
+        return self._runner.backbone
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer, which also gives the character span of each token."""
+        return self._tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load_again, (type(self), self._arguments, self._identity["weights"])
 
-    def _portion_tokens(self, usual: int) -> int:
-        """Window tokens that are planned together: the usual number, or several packs of a GPU's."""
+    def _chunk_tokens(self, usual: int) -> int:
+        """Window tokens of a chunk of rows: the usual number, or several packs on a GPU."""
         runner = self._runner
         if runner.backbone.device.type != "cpu":
             usual = max(usual, PACKS_CHUNK * runner.token_budget)
         return min(usual, runner.plan_tokens)
 
-    def _portion_seconds(self, by_time: bool) -> float | None:
-        """Seconds that a portion may take; None on a GPU, where other portions give other roundings."""
-        return PORTION_SECONDS if by_time and self._runner.backbone.device.type == "cpu" else None
+    def _chunk_seconds(self, by_time: bool) -> float | None:
+        """Seconds that a chunk of rows may take; None on a GPU, where other chunks would round otherwise."""
+        return CHUNK_SECONDS if by_time and self._runner.backbone.device.type == "cpu" else None
 
     def _room(self, pattern: str, block_size: int = 0) -> int:
-        """Most tokens of a text under a pattern, the tokens that start and end every text taken off."""
+        """Maximum number of tokens of a text under a pattern, without the tokens that start and end every text."""
         found = self.spec.pattern(pattern, block_size)
         return found.position_limit - int(self.spec.start_id is not None) - len(found.end_ids)
 
@@ -155,14 +214,14 @@ def _positive(name: str, value: int | None, otherwise: int) -> int:
 
 
 def _one_name(names: dict[str, str]) -> str:
-    """One implementation where all operations agree, else `operation=name` pairs."""
+    """The name of the implementation where all operations have the same one, otherwise `operation=name` pairs."""
     if len(set(names.values())) == 1:
         return next(iter(names.values()))
     return ",".join(f"{operation}={name}" for operation, name in names.items())
 
 
 def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: str) -> ScoringModel:
-    """A pickled scorer, loaded anew."""
+    """A pickled scorer, loaded again."""
     made = kind(**arguments)
     if made._identity["weights"] != weights:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Streams of rows: cut into portions, and worked on one ahead."""
+"""Streams of rows: cut into chunks, the next of which is prepared while the caller has the last."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from typing import Any, TypeVar
 
 from diffscore_fast.engine.profile import stage
 
-ROWS_CHUNK = 4096
-FIRST_SHARE = 16  # the first portion has this share of the largest: nothing is known about the time yet
-MAX_GROWTH = 8  # a portion's size over that of the one before
+MAX_CHUNK_ROWS = 4096
+FIRST_SHARE = 16  # the first chunk is this many times smaller than the maximum: nothing is known about the time yet
+MAX_GROWTH = 8  # a chunk's size over that of the one before
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def portions(
+def chunks(
     rows: Iterable[Row],
     size_of: Callable[[Row], int],
-    most: int,
+    max_size: int,
     seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[list[Row]]:
-    """Cut a stream into lists of about `most` in size; it bounds memory, and what a killed run loses.
+    """Cut a stream into lists of about `max_size`; it bounds memory, and what a killed run loses.
 
     Parameters
     ----------
     rows : iterable
     size_of : callable
         Size of a row.
-    most : int
+    max_size : int
         A list ends with the row that reaches it.
     seconds : float, optional
-        Also bounds the time that the caller spends on a list: the first is small, and later ones have the size that
-        the lists before took about so long for.
+        Bounds the time that the caller spends on a list, too: the first list is small, and later ones get the size
+        that would have taken this long at the speed of the list before.
     clock : callable
-        Seconds from some moment on.
+        Seconds since some fixed moment.
     """
-    limit = most if seconds is None else min(most, max(1, most // FIRST_SHARE))
-    portion: list[Row] = []
+    limit = max_size if seconds is None else min(max_size, max(1, max_size // FIRST_SHARE))
+    chunk: list[Row] = []
     size = 0
     for row in rows:
-        portion.append(row)
+        chunk.append(row)
         size += size_of(row)
-        if size >= limit or len(portion) >= ROWS_CHUNK:
+        if size >= limit or len(chunk) >= MAX_CHUNK_ROWS:
             started = clock()
-            yield portion
+            yield chunk
             if seconds is not None:
                 spent = max(clock() - started, 1e-9)
-                limit = int(max(1, min(most, MAX_GROWTH * size, size * seconds / spent)))
-            portion, size = [], 0
-    if portion:
-        yield portion
+                limit = int(max(1, min(max_size, MAX_GROWTH * size, size * seconds / spent)))
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def one_ahead(items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[Result]:
-    """`work(item)` of each item, in order; the next one is worked on in a thread while the caller has the last.
+    """`work(item)` of each item, in order; the next result is computed in a thread while the caller has the last.
 
-    What `items` raises is raised after the results of those before it. The time that the caller waits for a result
-    counts as the stage `tokenise`, which is the work that this is for.
+    An error of `items` is raised after the results of the items before it. The time that the caller waits for a result
+    counts as the stage `tokenise`: that is the work done ahead.
     """
     iterator = iter(items)
     for item in iterator:
@@ -90,5 +90,5 @@ def one_ahead(items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator
 
 
 def token_estimate(text: Any) -> int:
-    """Tokens of a value that may be text, before it is tokenised: four characters each, near enough for memory."""
+    """About how many tokens a value has, before it is tokenised: four characters per token; 0 for what is not text."""
     return len(text) // 4 + 1 if isinstance(text, str) else 0

@@ -1,4 +1,4 @@
-"""Windows over shared prefixes: from masked spans of sequences to what the network reads."""
+"""Windows over shared prefixes: from masked spans of sequences to the tokens that the network reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from diffscore_fast.engine.ragged import concatenate, offsets_of, places_in, run
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Sequences whose keys and values are cached: flat tokens, offsets, and a content key each."""
+    """P sequences whose keys and values are cached.
 
-    tokens: np.ndarray  # int32
-    offsets: np.ndarray  # int64 [P + 1]
+    Parameters
+    ----------
+    tokens : int32 [N], offsets : int64 [P + 1]
+        Tokens of all of them laid end to end.
+    keys : list of bytes
+        Content key of each, by which the cache finds it.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
     keys: list[bytes]
 
     @property
@@ -28,7 +36,7 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class Windows:
-    """W token runs, each read after a visible part of a cached prefix. Structure of arrays.
+    """W runs of tokens, each read after the visible part of a cached prefix. Structure of arrays.
 
     Parameters
     ----------
@@ -37,13 +45,13 @@ class Windows:
     first_position : int64 [W]
         Position of each window's first token.
     prefix : int64 [W]
-        Index into `Prefixes`; -1 where the window sees none.
+        Index into `Prefixes`; -1 where the window sees no prefix.
     visible : int64 [W]
-        How many tokens of that prefix it sees.
+        How many tokens of that prefix the window sees.
     wanted : int64 [M], wanted_offsets : int64 [W + 1]
         Rows of `tokens` whose hidden states predict the targets, grouped by window, ascending.
     targets : int32 [M]
-        The token that each wanted row is asked for.
+        The token whose log-probability is asked for, of each wanted row.
     typed_from : int64 [W], optional
         Place in each window from which tokens have the pattern's `window_type`; earlier ones have its `prefix_type`.
         If not given, all have `window_type`.
@@ -67,17 +75,17 @@ class Windows:
         return np.diff(self.offsets)
 
 
-def cut_plan(attention: AttentionPattern, sequences: Sequences, plan: MaskPlan, most: int) -> Iterator[MaskPlan]:
-    """Consecutive parts of a plan whose windows have about `most` tokens; a longer window is a part of its own."""
+def cut_plan(attention: AttentionPattern, sequences: Sequences, plan: MaskPlan, max_tokens: int) -> Iterator[MaskPlan]:
+    """Consecutive parts of a plan whose windows have about `max_tokens`; a longer window is a part of its own."""
     sizes = plan.stop - plan.start
     lengths = sizes
     if attention.name == "full":
         lengths = sizes + np.diff(sequences.context_offsets)[sequences.context_of[plan.sequence]]
-    if lengths.sum() <= most:
+    if lengths.sum() <= max_tokens:
         yield plan
         return
     offsets = offsets_of(sizes)
-    for first, last in runs_within(lengths, most):
+    for first, last in runs_within(lengths, max_tokens):
         tokens = slice(offsets[first], offsets[last])
         wanted = None if plan.wanted is None else plan.wanted[tokens]
         sequence, start, stop = (column[first:last] for column in (plan.sequence, plan.start, plan.stop))
@@ -89,17 +97,17 @@ def compose(
 ) -> tuple[Prefixes, Windows]:
     """Lay a plan out for one model and attention pattern.
 
-    Every sequence is one line of places: start token, context, separator, target, end (separator and end where the
-    pattern has them). A window covers the places [first, last) of its line; with `prefix` and `block` the places
-    before `first` are its prefix. With a logit shift of 1 the window starts one place earlier, since that token's
-    output predicts the first target.
+    The line of a sequence is: start token, context, separator, target, end (separator and end if the pattern has
+    them). A window covers the places [first, last) of its line; with `prefix` and `block`, the places before `first`
+    are its prefix. With a logit shift of 1 the window starts one place earlier, since that token's output predicts the
+    first target.
     """
     pattern = spec.pattern(attention.name, attention.block_size)
     lines, line_offsets, target_places = _lines(spec, pattern, sequences)
     base = target_places[plan.sequence]
     first_target, last = base + plan.start, base + plan.stop
     if pattern.end_ids:
-        assert (plan.stop == sequences.target_lengths[plan.sequence]).all(), "what ends a line follows a whole target"
+        assert (plan.stop == sequences.target_lengths[plan.sequence]).all(), "a line can end only after a whole target"
         last = last + len(pattern.end_ids)
     typed_from = None
     if attention.name == "full" and pattern.prefix_type != pattern.window_type:
@@ -179,20 +187,20 @@ def _prefixes(
     lines: np.ndarray,
     line_offsets: np.ndarray,
 ) -> tuple[Prefixes, np.ndarray]:
-    """One cached sequence a context (`prefix`) or a text (`block`, nested prefixes), equal contents merged."""
-    # With `prefix` all windows of a context see all of it; with `block` the longest view holds the others.
+    """One cached sequence per context (`prefix`) or per text (`block`); sequences of equal content are one."""
+    # With `prefix`, all windows of a context see all of it; with `block`, the longest prefix contains the others.
     owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence
     owners, owner_index, owner_of = np.unique(owner, return_index=True, return_inverse=True)
-    # A clean block is computed whole even where a logit shift moves its last token into the window: what a row of
-    # it holds must not depend on which other blocks are asked for.
+    # A clean block is computed whole even if a logit shift moves its last token into the window: the content of its
+    # rows must not depend on which other blocks are asked for.
     block = attention.block_size if attention.name == "block" else 1
-    longest = np.zeros(len(owners), dtype=np.int64)
-    np.maximum.at(longest, owner_of, (first + block - 1) // block * block)
+    cached_lengths = np.zeros(len(owners), dtype=np.int64)
+    np.maximum.at(cached_lengths, owner_of, (first + block - 1) // block * block)
     kept: dict[bytes, int] = {}
     pieces: list[np.ndarray] = []
     slot = np.full(len(owners), -1, dtype=np.int64)
     header = f"{attention.name}:{attention.block_size}:".encode()
-    for index, length in enumerate(longest):
+    for index, length in enumerate(cached_lengths):
         if length == 0:
             continue
         at = line_offsets[sequence[owner_index[index]]]

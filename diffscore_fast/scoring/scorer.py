@@ -15,7 +15,7 @@ from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
-from diffscore_fast.engine.streams import one_ahead, portions, token_estimate
+from diffscore_fast.engine.streams import chunks, one_ahead, token_estimate
 from diffscore_fast.options import (
     DEFAULT_AGGREGATE,
     DEFAULT_ALPHA,
@@ -246,7 +246,7 @@ class DiffScorer(ScoringModel):
             targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
             return both + draws * (both if config.attention == "full" else targets)
 
-        cut = portions(rows, size_of, self._portion_tokens(TOKENS_CHUNK), self._portion_seconds(by_time))
+        cut = chunks(rows, size_of, self._chunk_tokens(TOKENS_CHUNK), self._chunk_seconds(by_time))
         # Not on a CPU: all its cores compute already, and a slow stream would wait for one more chunk. Not with spaCy:
         # its locks must not be held by another thread when a process forks.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from diffscore_fast.backbones.spec import Backbone
+from diffscore_fast.backbones.spec import SplitBackbone
 from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.examples import Example, ExampleSampler, Mixture
 from diffscore_fast.training.objective import lay_out, mask_blocks, mask_by_ratio, masked_losses
@@ -45,7 +45,7 @@ class Measured:
         return float(low), float(high)
 
 
-def held_out_losses(backbone: Backbone, held_out: Corpus, *, sequences: int, seed: int = 0) -> list[Measured]:
+def held_out_losses(backbone: SplitBackbone, held_out: Corpus, *, sequences: int, seed: int = 0) -> list[Measured]:
     """Losses of every setting on `sequences` fixed examples each.
 
     Settings: `full@r` and `prefix@r` for mask ratios r; `block@b` (mean over masked tokens, as trained) and
@@ -82,7 +82,7 @@ def with_wrong_prefixes(pairs: Sequence[Example]) -> list[Example]:
 
 @torch.no_grad()
 def measure(
-    setting: str, backbone: Backbone, examples: Sequence[Example], masks: Sequence[np.ndarray]
+    setting: str, backbone: SplitBackbone, examples: Sequence[Example], masks: Sequence[np.ndarray]
 ) -> list[Measured]:
     """Losses of examples under given masks (bool over each window); for `block` examples, the bound as well.
 

@@ -56,11 +56,12 @@ class AdaptedLlama(LlamaBackbone):
 
     def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0) -> None:
         Network.__init__(self)
-        self.spec, self._rotary_base = base.spec, base._rotary_base
-        self.words, self.layers, self.norm, self.head = base.words, base.layers, base.norm, base.head
+        self.spec, self.rotary_base = base.spec, base.rotary_base
+        self.token_embedding, self.layers = base.token_embedding, base.layers
+        self.norm, self.head = base.norm, base.head
         self.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
-        self.mask_embedding = nn.Parameter(base.words.weight[base.spec.mask_id].detach().float().clone())
+        self.mask_embedding = nn.Parameter(base.token_embedding.weight[base.spec.mask_id].detach().float().clone())
         self.adapters = nn.ModuleDict()
         # By product: its parts' rows [start, stop) of the stacked weight, and their factors.
         self._parts: dict[int, list[tuple[int, int, LowRank]]] = {}
@@ -105,7 +106,7 @@ class AdaptedLlama(LlamaBackbone):
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         masked = (tokens == self.spec.mask_id)[:, None]
-        return torch.where(masked, self.mask_embedding.to(self.dtype), self.words(tokens))
+        return torch.where(masked, self.mask_embedding.to(self.dtype), self.token_embedding(tokens))
 
     def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
         start, stop, _ = rows.indices(layer.out_features)
@@ -169,9 +170,9 @@ def write_merged_folder(base: Path, adapter: Mapping[str, Tensor], out: Path) ->
                 f"{list(weights[f'{name}.weight'].shape)}"
             )
         weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + change
-    words = weights[f"{family.words}.weight"].float().clone()
+    words = weights[f"{family.token_embedding}.weight"].float().clone()
     words[config["mask_token_id"]] = adapter[MASK_NAME].float()
-    weights[f"{family.words}.weight"] = words
+    weights[f"{family.token_embedding}.weight"] = words
     out.mkdir(parents=True, exist_ok=True)
     save_weights(out / "model.safetensors", weights, eight_bit=False)
     checksum = file_sha256(out / "model.safetensors")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffscore_fast.backbones.spec import Backbone, BackboneSpec
+from diffscore_fast.backbones.spec import BackboneSpec, SplitBackbone
 from diffscore_fast.training.examples import Example
 from diffscore_fast.training.patterns import Layout, Pack, hidden_at, lay_block, lay_full, lay_prefix
 
@@ -101,7 +101,7 @@ def sample_rows(pack: Pack, limit: int, rng: np.random.Generator) -> np.ndarray:
     return np.flatnonzero(rank < keep[sequence])
 
 
-def masked_losses(backbone: Backbone, pack: Pack, chosen: np.ndarray | None = None) -> Losses:
+def masked_losses(backbone: SplitBackbone, pack: Pack, chosen: np.ndarray | None = None) -> Losses:
     """Losses at the masked rows that `chosen` (ascending indices into them) names; at all of them if None."""
     index = slice(None) if chosen is None else torch.from_numpy(chosen)
     rows, targets = pack.masked_rows[index], pack.targets[index]
@@ -110,7 +110,7 @@ def masked_losses(backbone: Backbone, pack: Pack, chosen: np.ndarray | None = No
     return Losses(losses, pack.sequence[index], pack.num_sequences)
 
 
-def _logits(backbone: Backbone, hidden: Tensor) -> Tensor:
+def _logits(backbone: SplitBackbone, hidden: Tensor) -> Tensor:
     """Vocabulary logits [R, V] in float32, with the options that the family's spec states."""
     spec = backbone.spec
     bias = backbone.vocabulary_bias

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 AVERAGE_HORIZON = 250  # steps
-EMBEDDINGS = ("words", "positions", "types", "embedding_norm")
+EMBEDDINGS = ("token_embedding", "position_embedding", "type_embedding", "embedding_norm")
 
 
 @dataclass(frozen=True)

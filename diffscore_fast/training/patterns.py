@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffscore_fast.backbones.spec import Backbone, BackboneSpec
+from diffscore_fast.backbones.spec import BackboneSpec, SplitBackbone
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def pack_layouts(layouts: Sequence[Layout]) -> Pack:
     )
 
 
-def hidden_at(backbone: Backbone, pack: Pack, rows: Tensor) -> Tensor:
+def hidden_at(backbone: SplitBackbone, pack: Pack, rows: Tensor) -> Tensor:
     """Hidden states [R, D] after the last layer at `rows` int64 [R] (ascending), differentiable.
 
     The last layer asks queries, output projection and feed-forward of those rows only.

@@ -68,23 +68,23 @@ def test_full_attention_equals_transformers(saved_bert):
     "attention", [AttentionPattern("full"), AttentionPattern("prefix"), AttentionPattern("block", 4)]
 )
 def test_embedded_model_patterns_equal_dense_computation(mini, attention):
-    """Positions, token types and start token of each pattern, as the design states them."""
-    backbone = mini._runner.backbone
+    """Positions, token types and start token of each pattern are those of config.json."""
+    backbone = mini.backbone
     context, target = [2023, 2003, 1037], [7592, 2088, 2003, 1037, 3231]
     masked = [True, False, True, True, False]
     start, stop = (1, 4) if attention.name == "block" else (0, 5)  # places 5, 6, 7 lie in the second block of 4
     flags = masked[start:stop]
     plan = MaskPlan(np.array([0]), np.array([start]), np.array([stop]), np.array(flags))
     sequences = Sequences.build([np.array(context, np.int32)], np.array([0]), [np.array(target, np.int32)])
-    got = mini._runner.run(*compose(backbone.spec, attention, sequences, plan), attention)
+    got = mini.runner.run(*compose(backbone.spec, attention, sequences, plan), attention)
     with torch.no_grad():
         expected = dense_log_probs(backbone, attention, context, target, flags, start, stop)
     np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_tokenizer_knows_words_and_reads_no_control_tokens_out_of_text(mini):
-    """Rebuilding a BERT tokenizer from vocab.txt has turned every word into [UNK]; reading tokenizer.json does not."""
-    tokenizer = mini._tokenizer
+    """A tokenizer rebuilt from vocab.txt turned every word into [UNK]; the one read from tokenizer.json does not."""
+    tokenizer = mini.tokenizer
     vocab = json.loads((MINI / "tokenizer.json").read_text())["model"]["vocab"]
     ids = tokenizer.encode(["The president visited two cities on Monday."])[0].ids
     assert vocab["[UNK]"] not in ids and len(ids) >= 8
@@ -108,7 +108,7 @@ def test_eight_bit_rows_round_trip(tmp_path):
     assert torch.equal(back["m"], codes * scale[:, None]) and torch.equal(back["v"], weight[0])
 
 
-def test_an_output_head_of_its_own_is_refused_and_a_copy_is_not(saved_bert, tmp_path):
+def test_an_untied_output_head_is_refused_and_a_copy_is_not(saved_bert, tmp_path):
     copy = damaged(saved_bert[0], tmp_path)
     weights = load_file(copy / "model.safetensors")
     words = weights["bert.embeddings.word_embeddings.weight"]
@@ -119,7 +119,7 @@ def test_an_output_head_of_its_own_is_refused_and_a_copy_is_not(saved_bert, tmp_
         load_model(copy)
 
 
-def test_the_fingerprint_covers_what_config_json_says(saved_bert, tmp_path):
+def test_the_fingerprint_covers_config_json(saved_bert, tmp_path):
     copy = damaged(saved_bert[0], tmp_path)
     edit(copy, num_attention_heads=2)
     before, after = load_model(saved_bert[0]), load_model(copy)

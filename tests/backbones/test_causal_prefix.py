@@ -86,7 +86,7 @@ def test_what_is_trained_is_what_is_scored(folder, loaded):
         np.testing.assert_allclose(-losses.numpy(), np.concatenate(expected), atol=2e-5)
 
 
-def test_left_to_right_is_transformers_own_reading(folder, loaded):
+def test_left_to_right_log_probs_equal_those_of_transformers(folder, loaded):
     import transformers
 
     twin = transformers.LlamaForCausalLM.from_pretrained(folder / "twin").eval()
@@ -118,7 +118,7 @@ def test_the_prefix_is_read_causally(loaded):
 
 
 def load_model_with(loaded, kind):
-    """The same network with another statement about its prefix."""
+    """The same network with another `prefix_mask` in its spec."""
     import copy
     from dataclasses import replace
 

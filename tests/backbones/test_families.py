@@ -98,13 +98,13 @@ def test_log_probs_equal_transformers(folders, family):
 @pytest.mark.parametrize("family", BERT_FAMILIES)
 def test_every_position_can_be_used_and_no_more(folders, family):
     scorer = DiffScorer(folders[family], dtype=torch.float32)
-    backbone = scorer._runner.backbone
+    backbone = scorer.backbone
     assert isinstance(backbone, OpaqueBackbone) == (family == "modernbert")
     assert list(scorer.spec.patterns) == ["full"] and scorer.spec.pattern("full").position_limit == 64
-    assert len(backbone.vocabulary_weight) == scorer._tokenizer.vocab_size + PADDED_ROWS
+    assert len(backbone.vocabulary_weight) == scorer.tokenizer.vocab_size + PADDED_ROWS
     room = 64 - 2
     long = [" ".join(["3"] * 100)[: 2 * n - 1] for n in (room, room + 1)]
-    while len(scorer._tokenizer.encode([long[0]])[0].ids) > room:  # byte-level: a space may be a token of its own
+    while len(scorer.tokenizer.encode([long[0]])[0].ids) > room:  # byte-level: a space may be a separate token
         long = [text[:-1] for text in long]
     long = [long[0], long[0] + " 3 3"]
     table = scorer.score(None, long, direction="marginal", draws=1)
@@ -135,7 +135,7 @@ def test_scores_of_a_network_run_by_transformers_do_not_depend_on_neighbours(fol
 
 
 def test_rotary_positions_stay_in_float32_whatever_the_type(folders):
-    """transformers itself keeps their frequencies so; 16 bits would turn far positions by another angle."""
+    """transformers also keeps their frequencies in float32; 16 bits would rotate far positions by another angle."""
     network = load_model(folders["modernbert"], dtype=torch.bfloat16).backbone._network
     buffers = {name: item for name, item in network.named_buffers() if item.is_floating_point()}
     assert buffers and {item.dtype for item in buffers.values()} == {torch.float32}
@@ -148,7 +148,7 @@ def test_rotary_positions_stay_in_float32_whatever_the_type(folders):
 
 
 @pytest.mark.parametrize("device", [None, 5, "meta", "cuda:99"])
-def test_what_is_no_usable_device_is_refused(device):
+def test_an_unusable_device_is_refused(device):
     with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
         DiffScorer("mini", device=device)
 
@@ -199,7 +199,7 @@ def test_byte_level_spans_lie_on_characters_and_control_names_stay_text(folders)
 
 
 def test_a_mask_that_its_file_does_not_call_special_is_refused(folders, tmp_path):
-    """`encode_special_tokens` spares special tokens alone: a typed mask would be one."""
+    """`encode_special_tokens` protects only special tokens: a mask typed in a text would become the mask token."""
     stored = json.loads((folders["bert"] / "tokenizer.json").read_text())
     for token in stored["added_tokens"]:
         token["special"] = False
@@ -209,7 +209,7 @@ def test_a_mask_that_its_file_does_not_call_special_is_refused(folders, tmp_path
 
 
 def test_a_tokenizer_that_reads_control_tokens_out_of_text_is_refused(tmp_path):
-    """XLM-R's kind: control tokens are pieces of the unigram vocabulary, with the best score of all."""
+    """As XLM-R's: control tokens are pieces of the unigram vocabulary, with the best score of all pieces."""
     letters = [(letter, -5.0) for letter in "▁abcdefghijklmnopqrstuvwxyz<>/"]
     tokenizer = Tokenizer(models.Unigram([("<s>", 0.0), ("<unk>", 0.0), *letters, ("<mask>", 0.0)], 1))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -269,7 +269,7 @@ def test_without_transformers_its_models_are_refused_and_the_others_load(folders
 
 def test_a_name_is_looked_up_in_the_local_cache_by_revision(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("socket.socket", None)  # whoever asks the network fails
+    monkeypatch.setattr("socket.socket", None)  # any use of the network fails
     repository = tmp_path / "models--some--model"
     for revision, family in (("a" * 40, "bert"), ("b" * 40, "electra")):
         shutil.copytree(folders[family], repository / "snapshots" / revision)

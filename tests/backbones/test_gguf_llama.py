@@ -38,7 +38,7 @@ def pieces() -> Pieces:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A GGUF file of a small Llama in Q4_1 and Q8_0, and the Llama with its weights rounded likewise."""
+    """A GGUF file of a small Llama in Q4_1 and Q8_0, and the same Llama in transformers with its weights rounded so."""
     import transformers
     from gguf import GGMLQuantizationType as Kind
 
@@ -154,19 +154,19 @@ def test_text_is_spelled_and_read_back(small, folder):
     assert tokenizer.encode([plain])[0].ids.tolist() == pieces().encode(plain).ids
 
 
-def test_what_the_folder_says(small, folder):
+def test_the_folder_states_pattern_and_tokens(small, folder):
     loaded = load_model(folder, dtype=torch.float32)
     spec, tokens = loaded.backbone.spec, small[2]
     assert spec.start_id == 0 and spec.logit_shift == 1 and set(spec.patterns) == {"prefix"}
     pattern = spec.pattern("prefix")
     assert pattern.prefix_mask == "causal" and pattern.separator_ids == (tokens.index("Ċ"),)
     assert spec.mask_id == len(tokens) and spec.excluded_ids == (len(tokens),) and pattern.position_limit == 128
-    words = loaded.backbone.words.weight
+    words = loaded.backbone.token_embedding.weight
     torch.testing.assert_close(words[-1], words[:-1].mean(0))
     assert loaded.backbone.vocabulary_weight is words
 
 
-def test_rows_of_a_head_come_back_to_their_places():
+def test_rows_of_a_head_are_put_into_transformers_order():
     rows = torch.arange(2 * 6.0)[:, None]  # two heads of six rows; the file has pairs side by side
     stored = rows[[0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]]
     assert torch.equal(unpermuted(stored, 2), rows)

@@ -65,7 +65,7 @@ def test_log_probs_equal_those_of_transformers_without_its_causal_mask(folders, 
     np.testing.assert_allclose(got, np.concatenate(expected), atol=2e-5)
 
 
-def test_what_each_family_is(folders):
+def test_the_spec_of_each_family(folders):
     llada, dream = (load_model(folders[family], dtype=torch.float32) for family in ("llada", "Dream"))
     assert llada.backbone.spec.start_id is None and llada.backbone.spec.logit_shift == 0
     assert llada.backbone.spec.mask_id == 4 and llada.backbone.spec.default_pattern == "full"
@@ -77,7 +77,7 @@ def test_what_each_family_is(folders):
         assert loaded.backbone.spec.pattern("prefix").position_limit == 64
         with pytest.raises(UnsupportedPatternError):
             loaded.backbone.spec.pattern("block", 4)
-        with pytest.raises(CheckpointError, match="no BERT network; it cannot be trained"):
+        with pytest.raises(CheckpointError, match="not a BERT network; it cannot be trained"):
             _ = loaded.bert
 
 
@@ -107,7 +107,7 @@ def test_scores_do_not_depend_on_neighbours(folders, family, direction):
 @pytest.mark.parametrize("family", ["llada", "Dream"])
 def test_bfloat16_is_near_float32(folders, family):
     wide, narrow = (DiffScorer(folders[family], dtype=item) for item in (torch.float32, torch.bfloat16))
-    assert narrow._runner.backbone.vocabulary_weight.dtype == torch.bfloat16
+    assert narrow.backbone.vocabulary_weight.dtype == torch.bfloat16
     difference = narrow.score(SOURCES[:2], CANDIDATES[:2]).scores - wide.score(SOURCES[:2], CANDIDATES[:2]).scores
     assert 0 < np.abs(difference).max() < 0.1
 
@@ -126,13 +126,13 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
     del whole["model.transformer.ff_out.weight"]
     save_file(whole, tmp_path / "tied" / "model.safetensors")
     backbone = load_model(tmp_path / "tied").backbone
-    assert backbone.vocabulary_weight is backbone.words.weight
+    assert backbone.vocabulary_weight is backbone.token_embedding.weight
 
 
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llada", {"alibi": True}, "alibi = True: not known in models of type 'llada'"),
+        ("llada", {"alibi": True}, "alibi = True: not supported in models of type 'llada'"),
         ("llada", {"block_type": "sequential"}, "block_type = 'sequential'"),
         ("llada", {"include_bias": True}, "include_bias"),
         ("llada", {"mlp_hidden_size": None}, "mlp_hidden_size must be a whole number above 0, at most .*, not None"),
@@ -165,7 +165,7 @@ def test_logits_are_scaled_and_heads_tied_where_the_config_says_so(folders, tmp_
         ("Dream", {"architectures": ["Qwen2ForCausalLM"]}, "is a causal language model"),
     ],
 )
-def test_what_is_not_built_here_is_refused(folders, tmp_path, family, changes, message):
+def test_what_is_not_supported_is_refused(folders, tmp_path, family, changes, message):
     folder = shutil.copytree(folders[family], tmp_path / "changed", ignore=shutil.ignore_patterns("twin"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -268,7 +268,7 @@ def test_a_model_with_fewer_rows_than_tokens_is_refused(folders, tmp_path):
 
 
 def test_no_text_spells_an_added_token_of_dream(folders, tmp_path):
-    """Its own tokenizer reads those that its files do not call special, such as <tool_call>, out of texts."""
+    """Dream's own tokenizer encodes text to added tokens that its files do not mark as special, such as <tool_call>."""
     folder = shutil.copytree(folders["Dream"], tmp_path / "calls", ignore=shutil.ignore_patterns("twin"))
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
@@ -283,7 +283,7 @@ def test_no_text_spells_an_added_token_of_dream(folders, tmp_path):
     assert last not in encoded.ids and len(encoded.ids) > 5
 
 
-def test_dream_without_a_token_to_begin_with_is_refused(folders, tmp_path):
+def test_dream_without_a_start_token_is_refused(folders, tmp_path):
     folder = shutil.copytree(folders["Dream"], tmp_path / "startless", ignore=shutil.ignore_patterns("twin"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["bos_token"]
@@ -326,7 +326,7 @@ def test_a_stored_head_that_equals_the_tied_one_is_accepted_and_an_untied_one_mu
     folder = save_diffusion_model(family, tmp_path / "tied", **{field: True})
     rewritten(folder, lambda whole: whole.update({head: whole[words].clone()}))
     backbone = load_model(folder).backbone
-    assert backbone.vocabulary_weight is backbone.words.weight
+    assert backbone.vocabulary_weight is backbone.token_embedding.weight
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: False}))
     np.testing.assert_array_equal(load_model(folder).backbone.vocabulary_weight, backbone.vocabulary_weight)

@@ -1,4 +1,4 @@
-"""What a model is loaded from, whatever the family: its type, torch's global state, pointers and quantised weights."""
+"""Loading a model of any family: dtype, torch's global state, Git LFS pointers and quantised weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones import loader as load
 from diffscore_fast.backbones.config import EMBEDDED_MODELS
-from diffscore_fast.backbones.llama import _frequencies
+from diffscore_fast.backbones.llama import rotary_frequencies
 from diffscore_fast.backbones.loader import default_dtype, load_model
 from diffscore_fast.backbones.weights import save_weights, weight_files
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError
@@ -67,7 +67,7 @@ def change_weights(folder, change):
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_the_default_type_of_a_cpu_is_float32_whatever_the_processor(monkeypatch, folders, native):
+def test_the_default_dtype_of_a_cpu_is_float32_whatever_the_processor(monkeypatch, folders, native):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512" if native else "AVX2")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
@@ -76,7 +76,7 @@ def test_the_default_type_of_a_cpu_is_float32_whatever_the_processor(monkeypatch
     assert load_model(folders["llada"]).backbone.dtype == torch.float32
 
 
-def test_the_default_type_of_another_device_is_that_of_most_weights(folders, tmp_path):
+def test_the_default_dtype_of_another_device_is_that_of_most_weights(folders, tmp_path):
     device = torch.device("xpu")
     assert default_dtype(device, weight_files(folders["llada"])) == torch.float32
     assert default_dtype(device, weight_files(EMBEDDED_MODELS["mini"])) == torch.float32  # scales of 8-bit rows
@@ -88,17 +88,17 @@ def test_the_default_type_of_another_device_is_that_of_most_weights(folders, tmp
 
 
 @pytest.mark.parametrize("family", [*BERT_FAMILIES, *DIFFUSION, "mini"])
-def test_the_defaults_of_torch_do_not_reach_scores_nor_loading_its_random_streams(folders, family, torch_defaults):
+def test_torch_defaults_change_no_score_and_loading_changes_no_random_stream(folders, family, torch_defaults):
     model = folders.get(family, family)
     expected = scores(model)
     before = random_streams()
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        _frequencies.cache_clear()
+        rotary_frequencies.cache_clear()
         torch.set_default_dtype(dtype)
         np.testing.assert_array_equal(scores(model), expected)
         assert torch.get_default_dtype() == dtype
     torch.set_default_dtype(torch.float32)
-    _frequencies.cache_clear()
+    rotary_frequencies.cache_clear()
     torch.set_default_device("meta")
     np.testing.assert_array_equal(scores(model), expected)
     torch.set_default_device(None)
@@ -108,7 +108,7 @@ def test_the_defaults_of_torch_do_not_reach_scores_nor_loading_its_random_stream
     assert random_streams() == before
 
 
-def test_the_defaults_of_torch_do_not_reach_bounds(torch_defaults):
+def test_torch_defaults_change_no_bound(torch_defaults):
     def found():
         bounds = LikelihoodBounds("mini", block_size=4, dtype=torch.float32)
         table, exact = bounds.estimate(CANDIDATES, orders=4, surrogate_orders=4), bounds.exact(CANDIDATES)
@@ -139,7 +139,7 @@ def test_memory_that_runs_out_while_loading_is_the_typed_error(folders, monkeypa
         raise error
 
     target = {
-        "bert": "backbones.loader.load_state",
+        "bert": "backbones.loader.fill_bert",
         "llada": "backbones.weights.StoredTensors.take",
         "modernbert": "backbones.transformers_adapter.TransformersAdapter.__init__",
     }[family]

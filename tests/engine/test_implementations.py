@@ -14,8 +14,8 @@ from tests.support.products import in_tiles
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
-def test_a_scorer_runs_by_the_implementation_that_is_named(mini, name):
-    reason = ops.MASKED_LOGPROB.implementations[name].unavailable(mini._runner.backbone.device)
+def test_a_scorer_runs_by_the_named_implementation(mini, name):
+    reason = ops.MASKED_LOGPROB.implementations[name].unavailable(mini.backbone.device)
     if reason is not None:
         with pytest.raises(ImplementationError, match="cannot run"):
             DiffScorer("mini", implementation=name)
@@ -28,8 +28,8 @@ def test_a_scorer_runs_by_the_implementation_that_is_named(mini, name):
     np.testing.assert_allclose(table.scores, expected.scores, atol=1e-5)
 
 
-def test_the_body_takes_what_it_has_in_the_type_of_the_weights():
-    """In bfloat16 its products are torch's, in tiles, where the processor has units for them: the signature says it."""
+def test_the_body_runs_by_its_own_implementation_in_the_dtype_of_the_weights():
+    """In bfloat16 it multiplies by torch, in tiles, if the processor has units for it; the signature states this."""
     texts = ["The cat sat on the mat."], ["A cat sat."]
     half = DiffScorer("mini", implementation="cpu", dtype=torch.bfloat16).score(*texts, draws=1)
     expected = "masked_logprob=cpu,prefix_attention=cpu,linear=tiles" if in_tiles() else "cpu"
@@ -39,12 +39,12 @@ def test_the_body_takes_what_it_has_in_the_type_of_the_weights():
 
 @pytest.fixture
 def flash_attention_by_reference(monkeypatch):
-    """The `flash_attn` slot of prefix_attention, filled by the reference: its choice, not its numbers."""
+    """The reference under the name `flash_attn`: this tests which implementation is chosen, not its numbers."""
     slots = ops.PREFIX_ATTENTION.implementations
     monkeypatch.setitem(slots, "flash_attn", replace(slots["reference"], name="flash_attn"))
 
 
-def test_operations_without_the_named_implementation_run_by_their_own_choice(flash_attention_by_reference):
+def test_operations_without_the_named_implementation_run_by_auto(flash_attention_by_reference):
     texts = ["The cat sat on the mat."], ["A cat sat."]
     named = DiffScorer("mini", implementation="flash_attn", dtype=torch.float32).score(*texts, draws=1)
     chosen = dict(part.split("=") for part in named.signature.implementation.split(","))

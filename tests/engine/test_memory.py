@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, MAX_PACK, MIN_MEMORY, divide_memory, parse_size
+from diffscore_fast.engine.memory import DEFAULT_TOKEN_BUDGET, MAX_TOKEN_BUDGET, MIN_MEMORY, divide_memory, parse_size
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import DeviceMemoryError, InputError
@@ -34,7 +34,7 @@ class SmallDevice(RotaryDecoder):
 
 
 class RandomMasks:
-    """One round of random masks over whole targets; what it gives is every log-prob."""
+    """One round of random masks over whole targets; its result is the log-prob of every masked token."""
 
     def __init__(self, sequences: Sequences, draws: int) -> None:
         self._lengths, self._draws = sequences.target_lengths, draws
@@ -66,7 +66,7 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
     device = SmallDevice(room=30)
     runner = Runner(device)
     np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
-    assert 0 < device.failures < 10  # learnt at once, not pack by pack
+    assert 0 < device.failures < 10  # learnt once, not pack by pack
     assert device.largest > 10
     failures = device.failures
     np.testing.assert_allclose(log_probs(runner, attention), expected, atol=1e-5)
@@ -74,12 +74,12 @@ def test_a_device_without_room_halves_its_packs_and_scores_the_same(attention):
 
 
 def test_a_window_that_no_device_has_room_for_is_an_error():
-    with pytest.raises(DeviceMemoryError, match="no room for a window of"):
+    with pytest.raises(DeviceMemoryError, match="no room for one window of"):
         log_probs(Runner(SmallDevice(room=5)), AttentionPattern("full"))
 
 
-def test_memory_that_the_callback_lacks_is_not_the_packs():
-    """It ends the call, and no pack is halved or told of twice for it."""
+def test_memory_that_runs_out_in_the_callback_halves_no_pack():
+    """It ends the call; no pack is halved or reported twice."""
     runner, told = Runner(RotaryDecoder(logit_shift=0), token_budget=20), []
 
     def progress(tokens: int) -> None:
@@ -93,7 +93,7 @@ def test_memory_that_the_callback_lacks_is_not_the_packs():
 
 
 def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_behind():
-    """Its rows are reserved and not written; windows that do fit must not read them, now or in the next call."""
+    """Its rows are reserved but not written; windows that fit must not read them, in this call or the next."""
     device = SmallDevice(room=8)
     runner = Runner(device)
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_prefix_that_no_device_has_room_for_is_an_error_and_leaves_no_rows_beh
 )
 @pytest.mark.parametrize("plan_tokens", [1, 50])
 def test_a_plan_evaluated_in_parts_scores_the_same(attention, plan_tokens):
-    """One row with many draws, or one large portion, is laid out piece by piece."""
+    """One row with many draws, or one large chunk, is laid out piece by piece."""
     expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), attention, draws=15)
     got = log_probs(Runner(RotaryDecoder(logit_shift=0), plan_tokens=plan_tokens), attention, draws=15)
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -123,12 +123,12 @@ def test_a_budget_is_divided_and_too_little_is_refused():
     assert divide_memory(None, backbone).token_budget == DEFAULT_TOKEN_BUDGET
     backbone.device = torch.device("cuda")
     assert divide_memory(None, backbone).token_budget > DEFAULT_TOKEN_BUDGET
-    assert divide_memory(1 << 40, backbone).token_budget == MAX_PACK
+    assert divide_memory(1 << 40, backbone).token_budget == MAX_TOKEN_BUDGET
     with pytest.raises(InputError, match="at least 64M"):
         divide_memory(MIN_MEMORY - 1, backbone)
 
 
-def test_sizes_are_read_as_people_write_them():
+def test_sizes_are_read_with_common_units():
     assert [parse_size(text) for text in ("800M", "1.5g", "2 GiB", "4096", "1TB")] == [
         800 << 20,
         3 << 29,
@@ -161,7 +161,7 @@ def score(count):
     rows = ((f"{row} " + "old river rain falls " * 6, f"the green house sings {row}") for row in range(count))
     assert sum(len(table) for table in scorer.score_batches(rows, config)) == count
 
-score(1400)  # a whole portion: threads, tables and the prefix cache exist from here on
+score(1400)  # a whole chunk: threads, tables and the prefix cache exist from here on
 for count in (2_800, 5_600):
     gc.collect()  # garbage that is freed meanwhile would hide a rise
     print(timed_with_peak(lambda: score(count))[1])
@@ -169,7 +169,7 @@ for count in (2_800, 5_600):
 
 
 def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
-    """In a process of its own, where nothing that other tests left is freed meanwhile, and with one pool of memory."""
+    """In a process of its own, so that no garbage of other tests is freed meanwhile, with one pool of memory."""
     settings = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_memory_stays_in_its_budget_and_does_not_grow_with_the_rows(tmp_path):
         check=True,
         env={**os.environ, **settings},
     )
-    # Portions are of 1,395 rows.
+    # A chunk has 1,395 rows.
     few, many = (int(line) for line in done.stdout.split())
     assert many < MIN_MEMORY
     assert many - few < 4e6  # 2,800 more rows at once take 20 MB

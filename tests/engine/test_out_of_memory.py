@@ -1,4 +1,4 @@
-"""Memory that runs out while scoring, as each library says it: packs are halved, or the typed error is raised."""
+"""Memory that runs out while scoring, with the error of each library: packs are halved, or a typed error is raised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Full(RotaryDecoder):
         return super().embed(tokens, positions, types)
 
 
-def test_real_errors_of_memory_are_told_from_others():
+def test_out_of_memory_errors_are_told_from_others():
     found = []
     for ask in (lambda: torch.empty(1 << 46), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
@@ -60,7 +60,7 @@ def test_real_errors_of_memory_are_told_from_others():
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_packs_are_halved_whatever_the_error_of_memory(error):
+def test_packs_are_halved_for_every_kind_of_out_of_memory_error(error):
     expected = log_probs(Runner(RotaryDecoder(logit_shift=0)), AttentionPattern("full"))
     device = Full(30, error)
     np.testing.assert_allclose(log_probs(Runner(device), AttentionPattern("full")), expected, atol=1e-5)
@@ -69,7 +69,7 @@ def test_packs_are_halved_whatever_the_error_of_memory(error):
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("attention", ["full", "prefix"])
-def test_what_never_fits_is_the_typed_error(error, attention):
+def test_a_window_that_never_fits_is_the_typed_error(error, attention):
     with pytest.raises(DeviceMemoryError, match="no room for"):
         log_probs(Runner(Full(5, error)), AttentionPattern(attention))
 

@@ -31,7 +31,7 @@ def test_nested_stages_are_counted_once_and_the_rest_is_other(monkeypatch):
     ]
 
 
-def test_nothing_is_counted_outside_of_a_profile_or_after_an_error():
+def test_nothing_is_counted_outside_a_profile_and_an_error_closes_its_stage():
     with profile_run() as profile, pytest.raises(ValueError), stage("plan"):
         raise ValueError
     with stage("plan"):

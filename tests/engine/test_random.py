@@ -25,7 +25,7 @@ def test_philox_known_answers(counter, key, answer):
     assert tuple(out[0]) == answer
 
 
-def test_numbers_do_not_depend_on_what_is_asked_beside_them():
+def test_numbers_do_not_depend_on_others_of_the_same_call():
     keys = np.array([5, 9, 5], dtype=np.uint64)
     draws, tokens = np.array([0, 1, 7]), np.array([3, 2, 1])
     together = uniforms(keys, draws, tokens, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.tiny_model import tiny_model
 from diffscore_fast.backbones.loader import load_model
-from diffscore_fast.engine import runner as runner_module
+from diffscore_fast.engine import results as results_module
 from diffscore_fast.engine.check import check_packing
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
 from diffscore_fast.engine.runner import Runner
@@ -51,8 +51,8 @@ def random_case(generator: np.random.Generator, attention: AttentionPattern, voc
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("attention", [FULL, PREFIX], ids=lambda item: item.name)
-def test_log_probs_encode_row_position_and_what_was_seen(attention, shift, restart):
-    """A network whose answer is a closed form of position and visible tokens proves that the right rows come back."""
+def test_log_probs_are_those_of_the_right_row_position_and_context(attention, shift, restart):
+    """The network's log-prob is a closed form of position and visible tokens: a wrong row gives another value."""
     backbone = BagOfTokens(restart_positions=restart, logit_shift=shift)
     contexts, context_of, targets, spans = random_case(np.random.default_rng(3), attention, 40)
     sequences = Sequences.build(contexts, context_of, targets)
@@ -106,7 +106,7 @@ def test_engine_equals_dense_computation(seed, attention, shift, budget, cache_b
     np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-def test_block_answers_do_not_depend_on_which_blocks_are_asked():
+def test_log_probs_of_a_block_do_not_depend_on_which_blocks_are_asked_for():
     backbone = RotaryDecoder(logit_shift=1)
     attention = AttentionPattern("block", 4)
     sequences = Sequences.build([np.zeros(0, np.int32)], np.array([0]), [np.arange(4, 19, dtype=np.int32)])
@@ -154,7 +154,7 @@ def test_a_span_without_masks_is_not_evaluated():
 
 
 def test_rows_that_were_not_written_are_never_read(monkeypatch):
-    """Scratch and cache full of NaN change nothing."""
+    """Scratch and cache are filled with NaN: no log-prob changes."""
     backbone = RotaryDecoder(logit_shift=0)
     contexts, context_of, targets, spans = random_case(np.random.default_rng(5), PREFIX, 50)
     sequences = Sequences.build(contexts, context_of, targets)
@@ -184,8 +184,8 @@ def test_a_run_that_fails_half_way_leaves_no_half_written_cache(monkeypatch):
     np.testing.assert_array_equal(runner.run(*laid_out, PREFIX), expected)
 
 
-def test_rounds_see_what_earlier_rounds_gave():
-    """An estimator may plan again: here, whatever it scored worst is scored once more with everything masked."""
+def test_an_estimator_sees_the_log_probs_of_earlier_rounds():
+    """An estimator may plan again: this one scores the token with the lowest log-prob once more."""
 
     class Twice:
         def plan(self, observed: list[Observation]) -> MaskPlan | None:
@@ -228,8 +228,8 @@ def test_a_network_that_leaks_or_is_nan_fails_its_check(fault):
         check_packing(Runner(Faulty(restart_positions=True)), PREFIX)
 
 
-def test_in_sixteen_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_not():
-    """A GPU's products take another kernel, and round otherwise, for another number of rows."""
+def test_in_16_bits_leaking_fails_and_rounding_by_the_number_of_rows_does_not():
+    """A GPU multiplies another number of rows by another kernel, which rounds otherwise."""
 
     class Rounding(RotaryDecoder):
         def attention_outputs(self, layer, hidden, attended):
@@ -267,8 +267,8 @@ def test_products_whose_bits_depend_on_the_number_of_rows_fail_the_check(monkeyp
             check_packing(runner, attention)
 
 
-def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkeypatch):
-    """As on a GPU, whose results are not there when a call returns: they may be read late, and only once."""
+def test_the_next_pack_is_launched_before_results_are_waited_for(monkeypatch):
+    """As on a GPU, where results arrive after a call returns: they are read late, and only once."""
     backbone, events = BagOfTokens(restart_positions=True), []
 
     class Late:
@@ -285,7 +285,7 @@ def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkey
     laid_out = compose(backbone.spec, PREFIX, Sequences.build(contexts, context_of, targets), make_plan(spans))
     expected = Runner(backbone).run(*laid_out, PREFIX)
     told = []
-    monkeypatch.setattr(runner_module, "Arriving", Late)
+    monkeypatch.setattr(results_module, "Arriving", Late)
     got = Runner(backbone, token_budget=1).run(*laid_out, PREFIX, told.append)
     np.testing.assert_allclose(got, expected, atol=1e-6)
     packs = [place for what, place in events if what == "launched"]
@@ -296,8 +296,8 @@ def test_a_pack_is_launched_before_the_results_of_the_last_are_waited_for(monkey
 
 
 @pytest.mark.parametrize("attention", [FULL, PREFIX, AttentionPattern("block", 4)], ids=lambda item: item.name)
-def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention):
-    """On the device `meta`, whose tensors have no values and mix with no others; only results come to the host."""
+def test_all_tensors_that_a_network_gets_are_on_its_device(tmp_path, monkeypatch, attention):
+    """On the device `meta`, whose tensors have no values and mix with no others; only results go to the host."""
     backbone, shapes = load_model(tiny_model(tmp_path), dtype=torch.float32).backbone.to("meta"), []
 
     class Counted:
@@ -308,7 +308,7 @@ def test_all_a_network_sees_lies_on_its_device(tmp_path, monkeypatch, attention)
         def numpy(self) -> np.ndarray:
             return np.zeros(shapes[-1], np.float32)
 
-    monkeypatch.setattr(runner_module, "Arriving", Counted)
+    monkeypatch.setattr(results_module, "Arriving", Counted)
     contexts, context_of, targets, spans = random_case(np.random.default_rng(1), attention, 40)
     sequences = Sequences.build(contexts, context_of, targets)
     laid_out = compose(backbone.spec, attention, sequences, make_plan(spans))

@@ -32,7 +32,7 @@ class BagOfTokens:
         self.limit = limit
         self.vocabulary_weight = torch.cat([self.position_table, self.bag_table], dim=1)
         self.vocabulary_bias = None
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.device, self.dtype, self.linear_implementation = torch.device("cpu"), torch.float32, None
         self.rows_embedded = 0
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class RotaryDecoder:
         def matrix(rows: int, columns: int) -> Tensor:
             return torch.randn(rows, columns, generator=generator).to(dtype) * 0.3
 
-        self.words = matrix(50, 32)
+        self.token_embedding = matrix(50, 32)
         # Two rows of padding in the head, as real checkpoints have; they must stay outside the normaliser.
         self.vocabulary_weight = torch.cat([matrix(50, 32), torch.full((2, 32), 9.0, dtype=dtype)])
         self.vocabulary_bias = None
@@ -91,10 +91,10 @@ class RotaryDecoder:
              "up": matrix(64, 32), "down": matrix(32, 64)}
             for _ in range(3)
         ]  # fmt: skip
-        self.device, self.dtype = torch.device("cpu"), dtype
+        self.device, self.dtype, self.linear_implementation = torch.device("cpu"), dtype, None
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
-        return self.words[tokens]
+        return self.token_embedding[tokens]
 
     def attention_inputs(self, layer, hidden, positions, query_rows=None):
         key, value = self.keys_values(layer, hidden, positions)

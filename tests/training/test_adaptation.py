@@ -114,7 +114,7 @@ def test_merged_weights_are_the_adapted_network(folder, tmp_path):
     change = 2 * adapter[f"{key}.lora_B"] @ adapter[f"{key}.lora_A"]
     before, after = (item.layers[1].qkv.weight[32:48] for item in (base, merged.backbone))
     torch.testing.assert_close(after, before + change)
-    torch.testing.assert_close(merged.backbone.words.weight[merged.backbone.spec.mask_id], adapter["maskvec"])
+    torch.testing.assert_close(merged.backbone.token_embedding.weight[merged.backbone.spec.mask_id], adapter["maskvec"])
 
 
 def test_an_adapter_of_another_model_is_refused(folder, tmp_path):
