@@ -1,7 +1,7 @@
 """Whether a change moved a number: scores and bounds of a fixed sample, bit for bit, at two commits on one machine.
 
-`python -m bench.same_numbers --against COMMIT` checks that commit out in a folder of its own, builds its extension, and runs
-the sample there and here, in one thread each. `--write` keeps the numbers of the working tree in tests/data, where
+`python -m bench.same_numbers --against COMMIT` checks that commit out in a folder of its own, builds its extension, and
+runs the sample there and here, in one thread each. `--write` keeps the numbers of the working tree in tests/data, where
 `tests/test_numbers.py` holds them to 1e-5 on every processor.
 """
 
@@ -80,7 +80,12 @@ def numbers_of(tree: Path) -> dict[str, list[str]]:
     """The sample by the code of a tree, every number in its exact hexadecimal spelling."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-P", __file__, "--print"], cwd=tree, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-P", __file__, "--print"],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {name: [value.hex() for value in values] for name, values in json.loads(done.stdout).items()}
 
