@@ -95,7 +95,7 @@ def main(data: Path, rows: int, seeds: int, max_tokens: int, min_tokens: int, th
 def sample(
     tokenizer: TextTokenizer, records: list[dict], rows: int, min_tokens: int, max_tokens: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Token ids of (source, candidate), in random order, for candidates of suitable length; of a pair the better text."""
+    """Token ids of (source, candidate) with suitable candidates, in random order; of a pair, the better text."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]

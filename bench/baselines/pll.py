@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM
 
 
 class PseudoLogLikelihood:
-    """Mean log-probability of a candidate's tokens, each masked alone; only masked rows are projected to the vocabulary.
+    """Mean log-probability of a candidate's tokens, each masked alone; only masked rows are projected.
 
     Parameters
     ----------
