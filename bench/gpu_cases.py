@@ -140,7 +140,8 @@ def attention_case(
         calls["flash-attn varlen, prefix copied"] = lambda: flash_attn_varlen_func(
             query, keys, values, edges, key_edges, max_window, max_window + prefix
         )
-    exact = ops.prefix_attention(*(item.double() for item in inputs), layout, implementation="reference")
+    wide = [item.double() for item in inputs]
+    exact = ops.prefix_attention(wide[0], wide[1], wide[2], wide[3], wide[4], layout, implementation="reference")
     shape = f"{windows} windows, prefix {prefix}, {heads}/{key_heads} heads of {width}"
     return Case("prefix_attention", shape, dtype, calls, exact)
 

@@ -70,7 +70,7 @@ def all_cases(small: bool) -> list[Case]:
         (1000, 768, 50257, half, 3),
         (512, 4096, 126464, half, 2),
     ]
-    rows = (500, 2000, 8000)
+    rows: tuple[int, ...] = (500, 2000, 8000)
     if small:
         shapes, rows = [(30, 64, 500, single, 2), (30, 64, 500, half, 2)], (30,)
     found = [logprob_case(*shape) for shape in shapes]

@@ -34,9 +34,9 @@ def measure(scorer: DiffScorer, weights: str, words: list[str], rounds: int, res
             for attention in ATTENTIONS:
                 calls[f"{attention}/{value}"] = _call(scorer, words, shape, attention)
         for label, times in interleaved(calls, rounds).items():
-            attention, value = label.split("/")
-            seconds[attention, varied, int(value)] = times
-            print(f"{attention:<7} {varied:<16} {value:>5} {statistics.median(times):8.3f} s", flush=True)
+            attention, point = label.split("/")
+            seconds[attention, varied, int(point)] = times
+            print(f"{attention:<7} {varied:<16} {point:>5} {statistics.median(times):8.3f} s", flush=True)
     append_rows(
         results / "scaling.csv",
         [

@@ -38,7 +38,7 @@ from diffscore_fast.scoring.config import ATTENTIONS
 
 # Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
 SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}
-PAPER = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
+PAPER: dict[str, Any] = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
 LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
 SECTIONS = ("operations", "baselines", "directions", "account", "scaling")
 NAIVE_BATCH, PLL_BATCH = 4, 8
@@ -214,7 +214,7 @@ class Throughput:
             barts["bartscore large"] = bart_like("large", spec.vocab_size)
         for name, bart in barts.items():
             plain = BartScore(bart, tuned=False)
-            tuned = BartScore(bart.to(dtype) if dtype == torch.bfloat16 else bart, tuned=True)
+            tuned = BartScore(bart.to(dtype=dtype) if dtype == torch.bfloat16 else bart, tuned=True)  # type: ignore[call-arg]
             for kind, baseline in (("as published", plain), ("tuned", tuned)):
                 methods[f"{name}, {kind}"] = _baseline(_by_ids(baseline.score), name == "bartscore")
         try:

@@ -47,7 +47,7 @@ def test_what_the_work_raises_comes_in_its_turn_and_a_caller_may_stop():
         next(results)
     stopped = one_ahead([1, 1, 1], work)
     assert next(stopped) == 1
-    stopped.close()
+    stopped.close()  # type: ignore[attr-defined]
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
 
 
