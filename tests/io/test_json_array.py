@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from diffscore_fast.io import json_array
 from diffscore_fast.io.files import open_reader
-from tests.io.test_jsonl import json_values
-from tests.support.rows import pack, run_lengths
+from tests.support.rows import json_values, pack, run_lengths
 
 GOOD = b'{"text": "b"}'
 
