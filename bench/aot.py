@@ -1,9 +1,9 @@
 """`python -m bench.aot`: compiles every Triton kernel at its shipped configuration for each target, without a GPU.
 
-Prints, per kernel, shape and target: registers and spills a thread, shared memory a program, the bound that these set
-on occupancy, the matrix instructions in the machine code, and the time that the counted bytes and operations allow on
-an H200 (sm_90) and an MI300X (gfx942) at their data-sheet rates. A spill in a shipped configuration makes the exit
-status 1. All of them take a quarter of an hour on two cores.
+For every kernel, shape and target it prints registers and spills per thread, shared memory per program, the upper bound
+that these set on occupancy, the matrix instructions in the machine code, and the roofline time on an H200 (sm_90) and
+an MI300X (gfx942): counted bytes and operations at the data-sheet rates. If a shipped configuration spills, the exit
+status is 1. All cases take a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from diffscore_fast.ops.triton_kernels import kernels
 
 @dataclass(frozen=True)
 class Machine:
-    """What one multiprocessor offers, and the whole device's rates (data sheets)."""
+    """Limits of one multiprocessor, and rates of the whole device (data sheets)."""
 
-    registers: int  # 32-bit, a multiprocessor
-    shared: int  # bytes, a multiprocessor
-    most_threads: int
-    bandwidth: float = 0.0  # bytes a second; 0 where no time is stated
-    rates: tuple[float, float] = (0.0, 0.0)  # operations a second: bfloat16 or float16 matrices; float32
+    registers: int  # 32-bit, per multiprocessor
+    shared: int  # bytes, per multiprocessor
+    max_threads: int
+    bandwidth: float = 0.0  # bytes per second; 0 where no time is printed
+    rates: tuple[float, float] = (0.0, 0.0)  # operations per second: matrices in bfloat16 or float16; float32
 
 
 TARGETS = {
@@ -50,20 +50,20 @@ MATRIX_INSTRUCTIONS = r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync|v_mfma_\w+|v_
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one shape: its source, and bytes and operations counted from the shape."""
+    """One kernel at one shape: its source, and the bytes and operations counted from the shape."""
 
     name: str
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    launch: tuple[int, int, bool]  # warps, stages, whether products and sums may fuse
+    launch: tuple[int, int, bool]  # warps, stages, whether multiplications and additions may fuse
     moved: float  # bytes, each operand once
     operations: float
 
 
 def cases() -> list[Case]:
     """Every kernel in every type and with every option, at the shapes of LLaDA-8B (D 4096, V 126464) and BD3-LM (D 768,
-    V 50258). Head sizes 80 and 96 run the code of 128: the size is an argument, its power of 2 a constant."""
+    V 50258). Head sizes 80 and 96 run the code of 128: the size is an argument; the next power of 2 is a constant."""
     found = logprob_cases("LLaDA-8B", 1024, 4096, 126464, torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for options in ({}, {"capped": True}, {"eight_bit": True}):
@@ -238,7 +238,7 @@ def attention_cases(heads: int, head_dim: int, dtype: torch.dtype) -> list[Case]
 
 
 def segment_cases(count: int, draws: int, folds: int) -> list[Case]:
-    """The float64 reductions, whose time is that of their bytes."""
+    """The float64 reductions; their time is the time to move their bytes."""
     means, bounds = kernels("log_mean_exp"), kernels("evidence_bounds")
     types = {
         **dict.fromkeys(("values", "log_mean", "error", "minimum", "maximum", "log_p"), "*fp64"),
@@ -276,7 +276,7 @@ class Compiled:
 
 
 def compile_case(case: Case, target: GPUTarget) -> Compiled:
-    """Machine code of one kernel for one target, and what its resource notes say."""
+    """Compile one kernel for one target and read its resource usage."""
     constants = {
         (case.kernel.arg_names.index(name),): value
         for name, value in case.constants.items()
@@ -308,7 +308,7 @@ def compile_case(case: Case, target: GPUTarget) -> Compiled:
 
 
 def cubin_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and spilled bytes (local memory, less the stack's 0) a thread, as the toolkit's dump states them."""
+    """Registers and spilled bytes (stack and local memory) per thread, as the toolkit's dump states them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -320,17 +320,17 @@ def cubin_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def occupancy(case: Case, built: Compiled, target: GPUTarget, machine: Machine) -> float:
-    """Bound on resident threads from registers and shared memory, as a share of the multiprocessor's most."""
+    """Upper bound on resident threads from registers and shared memory, as a share of the multiprocessor's maximum."""
     threads = case.launch[0] * target.warp_size
     by_registers = machine.registers // max(1, built.registers * threads)
     by_shared = machine.shared // built.shared if built.shared else by_registers
-    return min(1.0, min(by_registers, by_shared) * threads / machine.most_threads)
+    return min(1.0, min(by_registers, by_shared) * threads / machine.max_threads)
 
 
 @click.command()
 @click.argument("words", nargs=-1)
 def main(words: tuple[str, ...]) -> None:
-    """Compile the Triton kernels for the targets, those whose names hold all WORDS (LLaDA sm_90), or all of them."""
+    """Compile the Triton kernels for each target: cases whose names contain all WORDS (LLaDA sm_90), or all cases."""
     count = report(words)
     if count:
         print(f"{count} kernels spill registers", file=sys.stderr)
@@ -338,7 +338,7 @@ def main(words: tuple[str, ...]) -> None:
 
 
 def report(words: tuple[str, ...]) -> int:
-    """Print the table of the cases and targets that hold every word; returns the number of kernels with spills."""
+    """Print the table of the cases and targets that contain every word; returns the number of kernels with spills."""
     spilled = 0
     print(f"triton {triton.__version__}; compiled, not run: no GPU is used")
     for case in cases():

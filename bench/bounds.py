@@ -1,9 +1,9 @@
 """The TUBE paper's table in miniature: bounds, comparators and exact values of the embedded model on held-out text.
 
 `python -m bench.bounds --corpus wiki_en.txt.xz` prints perplexities for block sizes 4, 8 and 16, coverage of the
-intervals, the surrogate ablation and what everything costs, and writes bench/results/bounds.jsonl and bounds.png.
-Where the exact value is computed, all states of the lattice are known, and every number of orders and seeds is read
-from that one table; block size 16 samples its orders from the model. `--only` runs one of the three sections.
+intervals, the surrogate ablation and the costs, and writes bench/results/bounds.jsonl and bounds.png. For block sizes 4
+and 8 all states of the lattice are evaluated once; the exact value, and every number of orders and seeds, is read from
+that table. For block size 16 the orders are sampled from the model. `--only` runs one of the three sections.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.mini_quality import as_corpus, held_out_articles
 from bench.records import RESULTS, append_record
 from diffscore_fast.backbones.loader import LoadedModel, load_model
 from diffscore_fast.bounds import comparators, evidence
+from diffscore_fast.bounds.comparators import TVO_PARTITION
 from diffscore_fast.bounds.lattice import exact_log_likelihood
-from diffscore_fast.bounds.likelihood import TVO_PARTITION
 from diffscore_fast.bounds.orders import Generation, draw_steps, visible_before
 from diffscore_fast.bounds.states import Blocks, Lattice, SampledOrders, cut_blocks
 from diffscore_fast.bounds.surrogates import NetworkSurrogate
@@ -35,7 +35,7 @@ from diffscore_fast.engine.runner import Runner
 
 PAPER_DRAWS = {4: 12, 8: 32, 16: 64}  # K = M of the paper's table
 STEPS = (1, 2, 4, 8, 16, None)
-FULL_PASSES = 8  # timed together
+FULL_PASSES = 8  # timed as one batch
 SECTIONS = ("table", "sixteen", "costs")
 
 
@@ -103,7 +103,7 @@ def main(
 
 @dataclass
 class StateTables:
-    """log p(x_j | x_S) for all states of all blocks: what every estimate and exact value is read from."""
+    """log p(x_j | x_S) for all states of all blocks. Every estimate and exact value is read from this table."""
 
     block_size: int
     blocks: Blocks
@@ -180,14 +180,14 @@ class Bench:
 
 
 class CollectTables(Lattice):
-    """The lattice, kept whole instead of summed up."""
+    """The lattice's whole tables in place of their sums."""
 
     def reduce(self, observed: list[Observation]) -> list[tuple[np.ndarray, np.ndarray]]:  # type: ignore[override]
         return list(self.tables(observed))
 
 
 def held_out_paragraphs(corpus: Path, loaded: LoadedModel, tokens: int, count: int) -> list[np.ndarray]:
-    """The beginnings of paragraphs that training never saw, one an article in turn."""
+    """The beginnings of `count` paragraphs that training never saw, spread evenly over the held-out articles."""
     held_out = as_corpus(held_out_articles(corpus), loaded)
     found = []
     for paragraph in range(len(held_out.paragraphs) - 1):
@@ -198,7 +198,7 @@ def held_out_paragraphs(corpus: Path, loaded: LoadedModel, tokens: int, count: i
 
 
 def four_and_eight(bench: Bench, texts: list[np.ndarray], seeds: int, fine_tuned: Path | None) -> None:
-    """Everything that the whole lattice gives, for block sizes 4 and 8, beside the autoregressive perplexity."""
+    """Everything that the whole lattice gives for block sizes 4 and 8, and the autoregressive perplexity."""
     autoregressive = bench.tables(texts, 1)
     bench.add("table", 1, None, "autoregressive", *bench.perplexity(autoregressive, autoregressive.exact(Generation())))
     for block_size in (4, 8):
@@ -247,8 +247,8 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
         float(np.mean(inside)),
         unit="of blocks",
     )
-    for name, values, sign in (("mean lower - exact", lower, 1), ("mean upper - exact", upper, 1)):
-        gaps = (np.array(values) - exact.sum()) * sign / table.blocks.lengths.sum()
+    for name, values in (("mean lower - exact", lower), ("mean upper - exact", upper)):
+        gaps = (np.array(values) - exact.sum()) / table.blocks.lengths.sum()
         error = 2 * gaps.std(ddof=1) / np.sqrt(seeds)
         bench.add(
             "coverage",
@@ -258,7 +258,7 @@ def compare(bench: Bench, table: StateTables, generation: Generation, draws: int
             gaps.mean(),
             gaps.mean() - error,
             gaps.mean() + error,
-            "nats a token",
+            "nats per token",
         )
 
 
@@ -268,7 +268,7 @@ def interval(low: evidence.Estimate, high: evidence.Estimate) -> tuple[np.ndarra
 
 
 def ablate(bench: Bench, table: StateTables, surrogates: dict[str, np.ndarray], seeds: int) -> None:
-    """Any-order upper bound by surrogate, mean over seeds. `surrogates`: per-token log-probs of autoregressive ones."""
+    """Any-order upper bound by surrogate, mean over seeds. `surrogates`: autoregressive log-probs per token."""
     draws = PAPER_DRAWS[table.block_size]
 
     def add(name: str, upper: Callable[[np.ndarray], evidence.Estimate], count: int) -> None:
@@ -288,7 +288,7 @@ def ablate(bench: Bench, table: StateTables, surrogates: dict[str, np.ndarray], 
 
 
 def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds: int) -> None:
-    """Block size 16: sampled orders of the first blocks; optionally the whole lattice of a few of them."""
+    """Block size 16: sampled orders of the first blocks; optionally also the whole lattice of a few of them."""
     draws = PAPER_DRAWS[16]
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
     every = cut_blocks(sequences.target_lengths, 16, True)
@@ -329,7 +329,8 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
             None,
             f"block {index}, beside the interval of seed 0",
             float(value),
-            *edges[0, :, index],
+            float(edges[0, 0, index]),
+            float(edges[0, 1, index]),
             unit="nats",
         )
     inside = (edges[:, 0] <= values) & (values <= edges[:, 1])
@@ -344,14 +345,14 @@ def sixteen(bench: Bench, texts: list[np.ndarray], count: int, exact: int, seeds
 
 
 def costs(bench: Bench, texts: list[np.ndarray]) -> None:
-    """States and seconds on texts of 128 places, in one run: shared, unshared, exact, and full forward passes."""
+    """States and seconds on texts of 128 places: shared states, unshared states, exact, and full forward passes."""
     sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), texts)
     keys = np.array([target_key(0, item) for item in texts], np.uint64)
     for block_size in (4, 8):
         draws, attention = 2 * PAPER_DRAWS[block_size], AttentionPattern("block", block_size)
         blocks = cut_blocks(sequences.target_lengths, block_size, True)
         sampled = SampledOrders(blocks, keys, Generation(), draws, "independent")
-        # Full passes are short: timed between the others, so that no slow minute of the machine meets them alone.
+        # Full passes are short. They are timed between the others, so that a slow minute does not hit only them.
         full = [FullPasses(bench, texts[0], block_size, every_row=every_row) for every_row in (False, True)]
         for item in full:
             item.time()
@@ -359,7 +360,7 @@ def costs(bench: Bench, texts: list[np.ndarray]) -> None:
         for item in full:
             item.time()
         _, exact_seconds = timed(bench.runner.evaluate, Lattice(blocks, Generation()), sequences, attention)
-        # Every step of every trajectory by itself: as many windows as visited states, no two of them equal.
+        # Every step of every trajectory on its own: as many windows as visited states, all of them different.
         repeats = int(np.ceil(shared.visited_states.sum() / shared.distinct_states.sum()))
         spread, where = concatenate([np.roll(item, shift) for item in texts for shift in range(repeats)])
         no_context = np.zeros(0, np.int32), np.zeros(2, np.int64)
@@ -372,12 +373,12 @@ def costs(bench: Bench, texts: list[np.ndarray]) -> None:
         steps = draws * block_size
         whole = blocks.lengths == block_size
         for name, value, unit in (
-            (f"distinct states a block, {draws} draws", float(shared.distinct_states[whole].mean()), "states"),
-            ("visited states a block", float(shared.visited_states[whole].mean()), "states"),
+            (f"distinct states per block, {draws} draws", float(shared.distinct_states[whole].mean()), "states"),
+            ("visited states per block", float(shared.visited_states[whole].mean()), "states"),
             ("estimate, states shared", seconds, "s"),
             ("exact", exact_seconds, "s"),
             (f"estimate, states not shared ({repeats} x windows)", unshared_seconds, "s"),
-            (f"full passes ({steps} a text, from {FULL_PASSES} timed)", full[0].seconds * steps * len(texts), "s"),
+            (f"full passes ({steps} per text, from {FULL_PASSES} timed)", full[0].seconds * steps * len(texts), "s"),
             ("full passes, logits of every noisy row", full[1].seconds * steps * len(texts), "s"),
         ):
             bench.add("cost", block_size, None, name, value, unit=unit)
@@ -387,7 +388,7 @@ class FullPasses:
     """A batch of FULL_PASSES passes over clean and noisy text side by side, all blocks at one step each.
 
     `every_row`: the vocabulary projection and log-softmax of all noisy rows, as public block-diffusion code evaluates a
-    text; else of the masked rows alone, the least that a full pass needs.
+    text; otherwise of the masked rows only, which a full pass needs at least.
     """
 
     def __init__(self, bench: Bench, text: np.ndarray, block_size: int, *, every_row: bool) -> None:
@@ -400,7 +401,7 @@ class FullPasses:
 
     @property
     def seconds(self) -> float:
-        """Of one pass, by the median batch."""
+        """Seconds of one pass: the median batch divided by its number of passes."""
         return statistics.median(self._taken) / FULL_PASSES
 
 
@@ -408,7 +409,7 @@ def batch_of_passes(bench: Bench, text: np.ndarray, block_size: int, every_row: 
     from diffscore_fast.training.objective import masked_losses
     from diffscore_fast.training.patterns import hidden_at, lay_block, pack_layouts
 
-    generator, backbone = np.random.default_rng(0), bench.loaded.backbone
+    generator, backbone = np.random.default_rng(0), bench.loaded.bert
     masks = generator.random((FULL_PASSES, len(text))) < 0.5
     layouts = [lay_block(text.astype(np.int64), mask, block_size, backbone.spec) for mask in masks]
     pack = pack_layouts(layouts)
@@ -433,7 +434,7 @@ def timed(run: Callable, *arguments: object) -> tuple:
 
 
 def draw_interval(table: StateTables, path: Path) -> None:
-    """The default interval closing on the exact value as orders are added."""
+    """Draw how the default interval closes on the exact value as orders are added."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -451,7 +452,7 @@ def draw_interval(table: StateTables, path: Path) -> None:
     axis.axhline(exact / tokens, color="black", label="exact")
     axis.set_xscale("log", base=2)
     axis.set_xlabel("orders")
-    axis.set_ylabel(f"log-likelihood, nats a token (L' = {table.block_size})")
+    axis.set_ylabel(f"log-likelihood, nats per token (L' = {table.block_size})")
     axis.legend()
     figure.tight_layout()
     RESULTS.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
 """How much a row's score varies with the seed under each mask design: `python -m bench.designs --data FOLDER`.
 
-For some rows of four judgement sets, every design scores each row under many seeds; the standard deviation over seeds
-is what a user's score carries as noise. All designs have the expectation of the published grid. Appends a line a row
-and design to bench/results/designs.csv, so that an interrupted run keeps what it measured.
+Every design scores some rows of four judgement sets under many seeds. The standard deviation over seeds is the noise of
+a user's score. All designs have the expectation of the published grid. One line per row and design is appended to
+bench/results/designs.csv as soon as it is known, so that an interrupted run keeps what it measured.
 """
 
 from __future__ import annotations
@@ -35,15 +35,20 @@ DESIGNS = {
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of judgement sets.")
 @click.option("--rows", default=8, show_default=True, help="Rows of each set.")
 @click.option("--seeds", default=50, show_default=True, help="Scores of each row under each design.")
-@click.option("--most-tokens", default=60, show_default=True, help="Longest candidate.")
-@click.option("--least-tokens", default=5, show_default=True, help="Shortest; below it all masks are enumerated.")
+@click.option("--max-tokens", default=60, show_default=True, help="Longest candidate.")
+@click.option(
+    "--min-tokens",
+    default=5,
+    show_default=True,
+    help="Shortest candidate; all masks of shorter ones would be enumerated.",
+)
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
-def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int, threads: int) -> None:
-    """Measure, append to designs.csv, and print means over rows beside the published grid's."""
+def main(data: Path, rows: int, seeds: int, max_tokens: int, min_tokens: int, threads: int) -> None:
+    """Measure, append to designs.csv, and print means over rows and their ratio to the published grid's."""
     torch.set_num_threads(threads)
     loaded = load_model("mini")
     runner = Runner(loaded.backbone)
-    chosen = {name: sample(loaded.tokenizer, read_rows(data, name), rows, least_tokens, most_tokens) for name in SETS}
+    chosen = {name: sample(loaded.tokenizer, read_rows(data, name), rows, min_tokens, max_tokens) for name in SETS}
     deviations: dict[tuple[str, str], list[float]] = {}
     for row in range(rows):
         for name in SETS:
@@ -88,16 +93,15 @@ def main(data: Path, rows: int, seeds: int, most_tokens: int, least_tokens: int,
 
 
 def sample(
-    tokenizer: TextTokenizer, records: list[dict], rows: int, least: int, most: int
+    tokenizer: TextTokenizer, records: list[dict], rows: int, min_tokens: int, max_tokens: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Token ids of (source, candidate) whose candidates have a suitable length, in random order; of pairs, the better
-    text."""
+    """Token ids of (source, candidate) with suitable candidates, in random order; of a pair, the better text."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for index in np.random.default_rng(0).permutation(len(records)):
         record = records[index]
         texts = record.get("reference", record.get("source")), record.get("candidate", record.get("better"))
         source, candidate = (item.ids for item in tokenizer.encode(texts))
-        if least <= len(candidate) <= most:
+        if min_tokens <= len(candidate) <= max_tokens:
             found.append((source, candidate))
         if len(found) == rows:
             break

@@ -1,9 +1,9 @@
 """Coverage of the bounds' intervals with few orders, on random lattices whose exact likelihood is known. No model.
 
-`python -m bench.few_orders` prints, for K = M orders and both designs, how often the exact value lies outside
-[lower - w se, upper + w se] with w = 3 and with Student's t quantile that is exceeded as rarely, how wide the interval
-is, and how many blocks are called unreliable. A block whose few draws are all alike has no interval, and so none that
-could miss. It takes about a minute on one core; bench/results/few_orders.txt is what it printed.
+`python -m bench.few_orders` prints, for K = M orders and both designs, how often the exact value lies outside [lower -
+w se, upper + w se], with w = 3 and with the quantile of Student's t that has the same probability. It also prints the
+width of the interval and the share of blocks that are called unreliable. A block whose few draws are all equal has no
+interval, so it cannot miss. The run takes about a minute on one core; its output is in bench/results/few_orders.txt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diffscore_fast.bounds.lattice import exact_log_likelihood
 from diffscore_fast.bounds.orders import Generation, OrderDesign, draw_steps, visible_before
 
 ORDERS = (2, 4, 8, 12)
-SPREAD = {4: 0.4, 8: 0.35}  # of a token's log-prob over states: log p(x | order) then spreads by about 0.8 and 1.0
+SPREAD = {4: 0.4, 8: 0.35}  # sd of a token's log-prob over states; log p(x | order) then has about 0.8 and 1.0
 Z = 3.0
 
 
@@ -31,14 +31,14 @@ class Coverage:
     Parameters
     ----------
     outside_normal, outside_student : float
-        Exact value outside the interval of w = 3, and of Student's t.
+        Exact value outside the interval with w = 3, and with Student's t.
     worst_normal, worst_student : float
-        The same for the block with the largest share.
+        The same, for the block with the largest share.
     outside_reliable : float
-        Outside the interval of Student's t, and not called unreliable.
+        Outside the interval with Student's t, and not called unreliable.
     unreliable : float
     width : float
-        Median width of the interval of Student's t, nats a block.
+        Median width of the interval with Student's t, in nats per block.
     """
 
     outside_normal: float

@@ -1,4 +1,4 @@
-"""The judgement sets, the baselines beside which the embedded model is read, and agreement with human judgements."""
+"""Judgement sets, baseline metrics for the embedded model, and agreement with human judgements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-# Name of each set, and of its file without the ending.
+# Name of each set, and its file name without the ending.
 SETS = {
     "SummEval": "sum_summeval",
     "REALSumm": "sum_realsumm",
@@ -32,8 +32,9 @@ RESAMPLES = 1000
 class JudgedSet:
     """Rows of one judgement set as columns.
 
-    groups : document of each row; whole groups are resampled, and correlations are within groups where `within`
-    judgements : name of each human score to float64 [n]
+    groups : document of each row; whole groups are resampled
+    within : True where correlations are computed inside each group and averaged
+    judgements : human scores float64 [n] by name
     statistic : "spearman", "pearson" or "pairs" (rows 2i and 2i + 1 are the better and the worse of a pair)
     """
 
@@ -89,7 +90,7 @@ def load_sets(folder: Path, documents: int, rows: int, pairs: int, seed: int = 0
 
 
 def summarised_documents(folder: Path, count: int) -> list[dict]:
-    """One row of each of the first `count` documents of SummEval and REALSumm (200 together, two of them in both)."""
+    """One row of each of the first `count` documents of SummEval and REALSumm (200 in all; two of them are in both)."""
     first: dict[tuple[str, str], dict] = {}
     for name in ("SummEval", "REALSumm"):
         for row in read_rows(folder, name):
@@ -104,7 +105,7 @@ def read_rows(folder: Path, name: str) -> list[dict]:
 
 
 def agreement(judged: JudgedSet, scores: np.ndarray, seed: int = 0) -> Agreement:
-    """The set's statistic between scores and judgements (averaged over its human dimensions), rows or groups resampled.
+    """The set's statistic between scores and judgements, averaged over human dimensions; rows or groups are resampled.
 
     "pairs": share of pairs whose better text scores higher. Ties and missing scores count against the metric.
     """

@@ -1,4 +1,4 @@
-"""The cases of `bench.kernels`: shapes, rivals, and what is printed of their times."""
+"""The cases of `bench.kernels`: shapes, implementations to compare, and the printed report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bench.timing import exponential_rate, matrix_rate, peak_extra_bytes, ratio
 from diffscore_fast import ops
 from diffscore_fast.ops.extension import brgemm_unavailable
 
-Rivals = dict[str, Callable[[], object]]
+Calls = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]
 
 OURS = "cpu"
 BRGEMM = "cpu, products by brgemm"
 PLAIN = "linear + log_softmax + gather"
-LARGE = 2048  # side of the square product whose rate is the yardstick
-# Options of torch's linear_cross_entropy. Its chunked paths have no reduction "none" and sum.
+LARGE = 2048  # side of the square matrices whose matmul rate is the limit
+# Options of torch's linear_cross_entropy. The chunked paths have no reduction "none", so they sum.
 CHUNKED: dict[str, LinearCrossEntropyOptions | None] = {
     "linear_cross_entropy(options=None)": None,
     "linear_cross_entropy(chunking auto)": LinearCrossEntropyOptions(),
@@ -39,14 +39,20 @@ CHUNKED: dict[str, LinearCrossEntropyOptions | None] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one shape: names of its rivals, how to make them, how often they run, and what to print."""
+    """One kernel at one shape, and the implementations to compare there.
+
+    names : the implementations, this project's among them
+    turns : how often each of them is timed
+    make : builds the inputs and returns a call for each name
+    report : prints what the times mean
+    """
 
     kernel: str
     shape: str
     dtype: torch.dtype
     turns: int
     names: tuple[str, ...]
-    rivals: Callable[[], Rivals]
+    make: Callable[[], Calls]
     report: Callable[[Seconds], None]
 
     @property
@@ -64,7 +70,7 @@ def all_cases(small: bool) -> list[Case]:
         (1000, 768, 50257, half, 3),
         (512, 4096, 126464, half, 2),
     ]
-    rows = (500, 2000, 8000)
+    rows: tuple[int, ...] = (500, 2000, 8000)
     if small:
         shapes, rows = [(30, 64, 500, single, 2), (30, 64, 500, half, 2)], (30,)
     found = [logprob_case(*shape) for shape in shapes]
@@ -82,22 +88,22 @@ def rate(dtype: torch.dtype) -> float:
 
 
 def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: int) -> Case:
-    """bfloat16 leaves out torch's chunked paths, and a wide model those that take minutes there."""
+    """In bfloat16 and for the widest model torch's chunked paths are left out: one call takes minutes there."""
     brgemm = (BRGEMM,) if brgemm_unavailable(dtype) is None and width % 32 == 0 else ()
     chunked = tuple(CHUNKED) if dtype == torch.float32 and width < 4096 else tuple(CHUNKED)[:1]
-    names = ("large product", OURS, *brgemm, PLAIN, *chunked)
+    names = ("large matmul", OURS, *brgemm, PLAIN, *chunked)
 
     def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         torch.manual_seed(0)
         hidden, weight = torch.randn(rows, width), torch.randn(size, width) / width**0.5
         return hidden.to(dtype), weight.to(dtype), torch.randn(size).to(dtype), torch.randint(size, (rows,))
 
-    def rivals() -> Rivals:
+    def make() -> Calls:
         hidden, weight, bias, targets = inputs()
         square = torch.randn(LARGE, LARGE).to(dtype)
         own = torch.ops.diffscore_fast.masked_logprob
-        calls: Rivals = {
-            "large product": lambda: functional.linear(square, square),
+        calls: Calls = {
+            "large matmul": lambda: functional.linear(square, square),
             OURS: lambda: ops.masked_logprob(hidden, weight, bias, targets, implementation="cpu"),
             BRGEMM: lambda: own(hidden, weight, bias, targets, None, [], size, 1.0, None, None, "brgemm"),
             PLAIN: lambda: plain(hidden, weight, bias, targets),
@@ -122,11 +128,11 @@ def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: in
         error = float((ops.masked_logprob(*few, implementation="cpu") - exact).abs().max())
         plain_error = float((plain(*few) - exact).abs().max())
         own = statistics.median(seconds[OURS])
-        share = ratio(seconds, "large product", OURS) * rows * width * size / LARGE**3
+        share = ratio(seconds, "large matmul", OURS) * rows * width * size / LARGE**3
         best = min(chunked, key=lambda name: statistics.median(seconds[name]))
         print(
             f"{case.title}: {own * 1e3:.0f} ms, {2.0 * rows * width * size / own / 1e9:.1f} GFLOP/s: {share:.2f} of "
-            f"the rate of torch's own product of {LARGE}"
+            f"the rate of torch's own matmul of size {LARGE}"
         )
         if dtype == torch.bfloat16 and not brgemm:
             print(f"  bfloat16 is slow in torch on this processor ({brgemm_unavailable(dtype)}), hence large ratios")
@@ -136,7 +142,7 @@ def logprob_case(rows: int, width: int, size: int, dtype: torch.dtype, turns: in
             f"{plain_error:.1e}"
         )
 
-    case = Case("masked_logprob", f"rows {rows} D {width} V {size}", dtype, turns, names, rivals, report)
+    case = Case("masked_logprob", f"rows {rows} D {width} V {size}", dtype, turns, names, make, report)
     return case
 
 
@@ -159,7 +165,7 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
     brgemm = (BRGEMM,) if brgemm_unavailable(dtype) is None else ()
     names = (OURS, *brgemm, "reference", "SDPA, prefix expanded", "SDPA twice, merged")
 
-    def rivals() -> Rivals:
+    def make() -> Calls:
         torch.manual_seed(0)
         query, key, value = torch.randn(rows, 3 * heads, width).to(dtype).split(heads, dim=1)
         prefix_key, prefix_value = torch.randn(prefix, 2 * heads, width).to(dtype).split(heads, dim=1)
@@ -206,7 +212,7 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
         inputs = (query, key, value, prefix_key, prefix_value, layout)
         own = functools.partial(ops.prefix_attention, *inputs)
         arrays = (layout.key_offsets, layout.query_offsets, layout.prefix_starts, layout.prefix_lengths)
-        calls: Rivals = {
+        calls: Calls = {
             OURS: functools.partial(own, implementation="cpu"),
             BRGEMM: functools.partial(
                 torch.ops.diffscore_fast.prefix_attention,
@@ -233,12 +239,12 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
         floor = products + exponentials
         print(f"{case.title}: {statistics.median(seconds[OURS]) * 1e3:.0f} ms")
         print(
-            f"  floor {floor * 1e3:.0f} ms from torch's product and exp rates, the exponentials "
+            f"  floor {floor * 1e3:.0f} ms from torch's matmul and exp rates; exponentials are "
             f"{exponentials / floor:.0%}"
         )
 
     shape = f"{windows} windows, {rows} queries, prefix {prefix}, {heads} heads of {width}"
-    case = Case("prefix_attention", shape, dtype, turns, names, rivals, report)
+    case = Case("prefix_attention", shape, dtype, turns, names, make, report)
     return case
 
 
@@ -260,7 +266,7 @@ def linear_case(
 ) -> Case:
     names = (OURS, "reference")
 
-    def rivals() -> Rivals:
+    def make() -> Calls:
         torch.manual_seed(0)
         x, weight, bias = torch.randn(rows, depth), torch.randn(size, depth) / depth**0.5, torch.randn(size)
         norm = ops.ResidualNorm(torch.randn(rows, size), torch.ones(size), torch.zeros(size), 1e-12) if normed else None
@@ -271,7 +277,7 @@ def linear_case(
         own = statistics.median(seconds[OURS])
         print(f"{case.title}: {own * 1e3:.2f} ms, {2.0 * rows * depth * size / own / 1e9:.1f} GFLOP/s")
 
-    case = Case("linear", f"{name}, rows {rows} width {width}", torch.float32, turns, names, rivals, report)
+    case = Case("linear", f"{name}, rows {rows} width {width}", torch.float32, turns, names, make, report)
     return case
 
 
@@ -291,7 +297,7 @@ def segment_case(
 ) -> Case:
     names = (OURS, "reference")
 
-    def rivals() -> Rivals:
+    def make() -> Calls:
         torch.manual_seed(0)
         values = torch.randn(count * draws, dtype=torch.float64) * 5 - 100
         edges = torch.arange(0, count * draws + 1, draws)
@@ -300,5 +306,5 @@ def segment_case(
     def report(seconds: Seconds) -> None:
         print(f"{case.title}: {statistics.median(seconds[OURS]) * 1e3:.1f} ms")
 
-    case = Case(kernel, f"{count} segments of {draws}", torch.float64, turns, names, rivals, report)
+    case = Case(kernel, f"{count} segments of {draws}", torch.float64, turns, names, make, report)
     return case

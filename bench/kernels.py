@@ -1,8 +1,8 @@
 """`python -m bench.kernels`: CPU kernels against what a user would otherwise call, in one run.
 
-pytest-benchmark times every call. A test is one turn of one rival, and all rivals take a turn before any takes its
-next, so that a slow minute of a shared machine meets them all; figures are medians over turns, ratios medians of a
-turn's own ratio. Rows go to bench/results/kernels.csv.
+pytest-benchmark times every call. One test is one turn of one implementation. All implementations take a turn before
+any takes its next one, so that a slow minute of a shared machine hits all of them. Times are medians over turns; ratios
+are medians of the ratios within a turn. Rows go to bench/results/kernels.csv.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.timing import ratio, spread
 
 
 @functools.lru_cache(maxsize=1)  # one case's tensors at a time
-def rivals_of(case: Case) -> dict[str, Callable[[], object]]:
-    return case.rivals()
+def calls_of(case: Case) -> dict[str, Callable[[], object]]:
+    return case.make()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,14 +38,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_turn(benchmark, case: Case, turn: int, name: str) -> None:  # type: ignore[no-untyped-def]
-    call = rivals_of(case)[name]
+    call = calls_of(case)[name]
     benchmark.extra_info.update(title=case.title, name=name)
     with torch.no_grad():
         benchmark.pedantic(call, rounds=1, warmup_rounds=int(turn == 0))
 
 
 class Collector:
-    """A pytest plugin: takes the options of this module, and the seconds of every turn once all have run."""
+    """A pytest plugin: adds this module's option, and collects the seconds of every turn after all have run."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, list[float]]] = {}
@@ -61,9 +61,9 @@ class Collector:
 
 @click.command()
 @click.argument("words", nargs=-1)
-@click.option("--small", is_flag=True, help="Tiny shapes, and nothing is recorded: shows that the benchmark runs.")
+@click.option("--small", is_flag=True, help="Tiny shapes and no record: only to see that the benchmark runs.")
 def main(words: tuple[str, ...], small: bool) -> None:
-    """Time the CPU kernels' cases whose name holds one of WORDS (masked_logprob, bfloat16), or all of them."""
+    """Time the CPU kernels: the cases whose name contains one of WORDS (masked_logprob, bfloat16), or all cases."""
     print(f"{machine()}; torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     collector = Collector()
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--benchmark-quiet", *["--small"] * small]
@@ -85,7 +85,7 @@ def main(words: tuple[str, ...], small: bool) -> None:
 
 
 def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
-    """A row a rival. `ratio` is the median over turns of its time by that of this project's kernel."""
+    """One row per implementation. `ratio`: its time divided by the time of this project's kernel, median over turns."""
     return [
         {
             "kernel": case.kernel,

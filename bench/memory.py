@@ -1,7 +1,7 @@
 """Peak memory of `diffscore score` against the number of rows, for each file format: `python -m bench.memory`.
 
-The network is tiny and random and the budget the least there is, so that what grows with the file shows. Rows go to
-bench/results/memory.csv.
+The network is tiny and random and the memory budget is the smallest one, so that whatever grows with the file is
+visible. Rows go to bench/results/memory.csv.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 COLUMNS = ("id", "source", "candidate", "extra")
 WORDS = ("the", "cat", "dog", "house", "river", "rain", "sings", "falls", "old", "green", "over", "under")
 
-# The process itself says what it took: getrusage of a child counts the memory of the parent that started it.
+# The process reports its own peak: getrusage of a child would count the memory of the parent that started it.
 RUN = """
 import atexit, re
 from pathlib import Path
@@ -43,7 +43,7 @@ main()
 
 @click.command()
 @click.option(
-    "--names", default=",".join(NAMES), show_default=True, help="Comma-separated file names, for their endings."
+    "--names", default=",".join(NAMES), show_default=True, help="Comma-separated file names; the ending is the format."
 )
 @click.option(
     "--rows", help=f"Comma-separated numbers. Default: {ROWS_OF['rows.jsonl']} for rows.jsonl, {ROWS} for the others."
@@ -59,7 +59,7 @@ def main(names: str, rows: str | None, memory: str) -> None:
 
 
 def measure(source: Path, count: int, model: Path, memory: str) -> None:
-    """Write the file, score it, print and record what that took, and remove it."""
+    """Write the file, score it, print and record peak memory and time, and remove the file."""
     target = source.with_name(f"scored_{source.name}")
     write(source, count)
     peak, seconds = peak_of_command(
@@ -103,7 +103,7 @@ def measure(source: Path, count: int, model: Path, memory: str) -> None:
 
 
 def generated_rows(count: int) -> Iterator[tuple[str, ...]]:
-    """Rows of a source of 30 words, with a number of its own, and a candidate of 4, beside two columns to be kept."""
+    """Rows with a source of 30 words and a number of its own, a candidate of 4 words, and two columns to keep."""
     generator = np.random.default_rng(0)
     for row in range(count):
         words = [WORDS[i] for i in generator.integers(len(WORDS), size=34)]
@@ -116,8 +116,8 @@ def write(path: Path, count: int) -> None:
     if path.suffix == ".parquet":
         schema = pyarrow.schema([(name, pyarrow.string()) for name in COLUMNS])
         with parquet.ParquetWriter(path, schema) as file:
-            while part := list(islice(rows, 100_000)):
-                columns = [pyarrow.array(column) for column in zip(*part, strict=True)]
+            while chunk := list(islice(rows, 100_000)):
+                columns = [pyarrow.array(column) for column in zip(*chunk, strict=True)]
                 file.write_table(pyarrow.table(columns, schema=schema))
     elif path.suffix in (".csv", ".tsv"):
         with path.open("w", newline="") as text:
@@ -131,7 +131,7 @@ def write(path: Path, count: int) -> None:
 
 
 def peak_of_command(arguments: list[str]) -> tuple[int, float]:
-    """Peak resident bytes and seconds of a run of the command, which must succeed."""
+    """Peak resident bytes and seconds of one run of the command; raises if the command fails."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=True, stdout=subprocess.PIPE)
     return int(done.stdout) * 1024, time.perf_counter() - begin

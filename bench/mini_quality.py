@@ -1,4 +1,4 @@
-"""What the embedded model is worth: held-out losses, perplexities, agreement with human judgements, two sanity checks.
+"""Quality of the embedded model: held-out losses, perplexities, agreement with human judgements, two sanity checks.
 
 `python -m bench.mini_quality` prints everything with 95% bootstrap intervals and appends it, with the model's checksum,
 to bench/results/mini_quality.jsonl. The options set which sections run and how many rows are read.
@@ -40,13 +40,13 @@ SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
     help="Folder with judgements/ and corpus/wiki_en.txt.xz.",
 )
 @click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
-@click.option("--sequences", default=60, show_default=True, help="Held-out sequences a loss is measured on.")
+@click.option("--sequences", default=60, show_default=True, help="Held-out sequences per loss.")
 @click.option("--texts", default=8, show_default=True, help="Held-out texts whose likelihood is bounded.")
 @click.option("--documents", default=10, show_default=True, help="SummEval documents (16 systems each).")
 @click.option("--rows", default=60, show_default=True, help="Rows of QAGS-CNN and of each data-to-text set.")
 @click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
 @click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
-@click.option("--draws", default=10, show_default=True, help="Mask draws a text.")
+@click.option("--draws", default=10, show_default=True, help="Mask draws per text.")
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 @click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
@@ -90,7 +90,7 @@ def main(
 
 
 class Report:
-    """Prints lines as they come and keeps them for the results file."""
+    """Prints each line at once, and keeps all lines for the results file."""
 
     def __init__(self, **about: Any) -> None:
         self.about = about
@@ -134,14 +134,14 @@ def as_corpus(articles: list[list[str]], loaded: LoadedModel) -> Corpus:
 
 
 def measure_losses(report: Report, loaded: LoadedModel, held_out: Corpus, sequences: int) -> None:
-    """Losses per pattern and ratio, perplexities, and what the right prefix is worth."""
-    measured = {item.setting: item for item in held_out_losses(loaded.backbone, held_out, sequences=sequences)}
+    """Losses per pattern and mask ratio, perplexities, and the gain from the right prefix."""
+    measured = {item.setting: item for item in held_out_losses(loaded.bert, held_out, sequences=sequences)}
     for name, item in measured.items():
         if name.endswith(" nelbo"):  # what block-diffusion papers report as perplexity
             values = np.exp([item.mean, *item.interval()])
-            report.add("perplexity", f"{name.removesuffix(' nelbo')}, one order a text", *values, sequences=sequences)
+            report.add("perplexity", f"{name.removesuffix(' nelbo')}, one order per text", *values, sequences=sequences)
         else:
-            report.add("loss", f"{name}, nats a masked piece", item.mean, *item.interval(), sequences=sequences)
+            report.add("loss", f"{name}, nats per masked piece", item.mean, *item.interval(), sequences=sequences)
     gap = difference_interval(measured["wrong prefix"], measured["right prefix"])
     report.add("loss", "wrong minus right prefix, nats", *gap, sequences=sequences)
     for kind, (wrong, right) in by_kind(measured["wrong prefix"], measured["right prefix"]).items():
@@ -151,7 +151,7 @@ def measure_losses(report: Report, loaded: LoadedModel, held_out: Corpus, sequen
 def measure_perplexities(report: Report, model: str, articles: list[list[str]], count: int) -> None:
     """Autoregressive perplexity, and block-diffusion perplexities from both sides, on the leads of held-out articles.
 
-    Block size 4 is exact (15 states a block); 8 and 16 are estimated from 4 + 4 orders.
+    Block size 4 is exact (15 states per block); 8 and 16 are estimated from 4 + 4 orders.
     """
     texts = [lines[1][:LEAD_CHARACTERS].rsplit(" ", 1)[0] for lines in articles if len(lines) > 1][:count]
     for size in (4, 8, 16):
@@ -173,7 +173,7 @@ def add_perplexity(report: Report, name: str, log_likelihoods: np.ndarray, num_t
 
 
 def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measured]]:
-    """Both measurements per pair kind; sequences take the kinds in turn."""
+    """Both measurements by pair kind; sequence i has kind i modulo the number of kinds."""
     from diffscore_fast.training.evaluation import PAIR_KINDS
 
     step = len(PAIR_KINDS)
@@ -212,7 +212,7 @@ def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loa
 @torch.no_grad()
 def autoregressive_scores(loaded: LoadedModel, judged: JudgedSet) -> np.ndarray:
     """Mean log-probability of the candidate's tokens, left to right after the source: the network at block size 1."""
-    backbone = loaded.backbone
+    backbone = loaded.bert
     limit = backbone.spec.pattern("block", 1).position_limit - 1
     texts = list(dict.fromkeys([*judged.sources, *judged.candidates]))
     ids = {text: item.ids.astype(np.int64) for text, item in zip(texts, loaded.tokenizer.encode(texts), strict=True)}
@@ -228,12 +228,12 @@ def autoregressive_scores(loaded: LoadedModel, judged: JudgedSet) -> np.ndarray:
 
 
 def check_shuffled(report: Report, documents: list[dict], scorer: DiffScorer, draws: int) -> None:
-    """How often a summary scores higher after its own document than after the next one, same masks."""
+    """How often a summary scores higher after its own document than after the next document, with the same masks."""
     sources, summaries = ([row[field] for row in documents] for field in ("source", "candidate"))
     right = scored(scorer, sources, summaries, "conditional", draws)
     wrong = scored(scorer, following(sources), summaries, "conditional", draws)
     add_mean(report, "check", "own document beats another's, share", (right > wrong).astype(float))
-    add_mean(report, "check", "own minus another document, nats a token", right - wrong)
+    add_mean(report, "check", "own minus another document, nats per token", right - wrong)
 
 
 def check_fluency(report: Report, documents: list[dict], scorer: DiffScorer, draws: int) -> None:

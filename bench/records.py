@@ -1,5 +1,4 @@
-"""Where measurements are kept. Every record says when it was made, with how many threads, on what machine, beside how
-much other work, and by which versions."""
+"""Files of measurements. Every record states date, threads, load of the machine, machine, and versions."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows to a CSV, which gets its header when it is made.
+    """Append rows to a CSV file; a new file gets a header.
 
-    Columns that the file lacks are added to it, empty in the rows it has; columns of the file that the rows lack stay
-    empty in them.
+    A column that the file does not have yet is added, and stays empty in the old rows. A column that the new rows do
+    not have stays empty in them.
     """
     rows = [_with_circumstances(row) for row in rows]
     header, old = _read(path)
@@ -55,7 +54,7 @@ def embedded_weights() -> str:
 
 
 def machine() -> str:
-    """Processor and instruction set, as the results name them."""
+    """Processor and instruction set, as written into the results."""
     names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     family = re.search(r"cpu family\s*:\s*(\d+)", Path("/proc/cpuinfo").read_text())
     kind = f"{names[0]} family {family[1]}" if names and family else platform.processor()

@@ -1,17 +1,19 @@
-"""Whether a change moved a number: scores and bounds of a fixed sample, bit for bit, at two commits on one machine.
+"""Did a change move a number? Scores and bounds of a fixed sample, compared bit for bit between two commits.
 
-`python -m bench.same_numbers --against COMMIT` checks that commit out in a folder of its own, builds its extension, and
-runs the sample there and here, in one thread each. `--write` keeps the numbers of the working tree in tests/data, where
-`tests/test_numbers.py` holds them to 1e-5 on every processor.
+`python -m bench.same_numbers --against COMMIT` checks out COMMIT in a folder of its own, builds its extension, and runs
+the sample there and here, one thread each. `--write` writes the numbers of a smaller sample to tests/data/numbers.json;
+`tests/test_numbers.py` compares them with a tolerance, so that it passes on every processor.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,21 @@ import click
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = ROOT / "tests" / "data" / "numbers.json"
-ROWS, CHARACTERS = 4, 600  # examples, and how much of each source
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is computed: rows, characters of their sources and candidates, texts to bound and their characters."""
+
+    rows: int
+    source: int
+    candidate: int | None
+    bounded: int
+    text: int
+
+
+WHOLE = Size(rows=4, source=600, candidate=None, bounded=3, text=90)
+SMALL = Size(rows=2, source=160, candidate=80, bounded=2, text=40)
 # Options of `DiffScorer.score`, by name.
 SCORES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -48,15 +64,17 @@ BOUNDS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-def sample() -> dict[str, list[float]]:
+def sample(size: Size = WHOLE) -> dict[str, list[float]]:
     """Scores, standard errors and token scores of example rows, and bounds of their candidates."""
     import torch
 
     from diffscore_fast import DiffScorer, LikelihoodBounds
 
-    lines = (ROOT / "examples" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()[:ROWS]
+    lines = (ROOT / "examples" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()[: size.rows]
     rows = [json.loads(line) for line in lines]
-    sources, candidates = [row["source"][:CHARACTERS] for row in rows], [row["candidate"] for row in rows]
+    sources, candidates = (
+        [row[side][:stop] for row in rows] for side, stop in (("source", size.source), ("candidate", size.candidate))
+    )
     out: dict[str, list[float]] = {}
     scorer = DiffScorer("mini")
     for name, options in SCORES.items():
@@ -70,14 +88,14 @@ def sample() -> dict[str, list[float]]:
     out["bfloat16"] = list(DiffScorer("mini", dtype=torch.bfloat16).score(sources[:2], candidates[:2], draws=4).scores)
     for name, (method, block_size, options) in BOUNDS.items():
         bounds = LikelihoodBounds("mini", block_size=block_size)
-        found = getattr(bounds, method)([text[:90] for text in candidates[:3]], **options)
+        found = getattr(bounds, method)([text[: size.text] for text in candidates[: size.bounded]], **options)
         columns = [found.lower, found.upper, found.stderr_lower, found.stderr_upper, *found.comparators.values()]
         out[f"bounds, {name}"] = [value for column in columns for value in column]
     return {name: [float(value) for value in values] for name, values in out.items()}
 
 
 def numbers_of(tree: Path) -> dict[str, list[str]]:
-    """The sample by the code of a tree, every number in its exact hexadecimal spelling."""
+    """The sample, computed by the code of a tree; numbers in hexadecimal, which is exact."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-P", __file__, "--print"],
@@ -91,7 +109,7 @@ def numbers_of(tree: Path) -> dict[str, list[str]]:
 
 
 def at_commit(commit: str, folder: Path) -> dict[str, list[str]]:
-    """The sample by the code of a commit."""
+    """The sample, computed by the code of a commit."""
     tree = folder / "tree"
     subprocess.run(["git", "worktree", "add", "--detach", "--force", tree, commit], cwd=ROOT, check=True)
     try:
@@ -102,16 +120,21 @@ def at_commit(commit: str, folder: Path) -> dict[str, list[str]]:
         subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
+def rounded(values: list[float]) -> list[float | None]:
+    """Values with 9 decimals; NaN becomes None."""
+    return [None if math.isnan(value) else round(value, 9) for value in values]
+
+
 @click.command(help=__doc__)
 @click.option("--against", metavar="COMMIT", help="Commit to compare the working tree with.")
-@click.option("--write", is_flag=True, help=f"Write {EXPECTED.relative_to(ROOT)}.")
+@click.option("--write", is_flag=True, help=f"Write {EXPECTED.relative_to(ROOT)}, from a smaller sample.")
 @click.option("--print", "to_stdout", is_flag=True, help="Print the sample's numbers as JSON.")
 def main(against: str | None, write: bool, to_stdout: bool) -> None:
     if to_stdout:
         print(json.dumps(sample()))
     if write:
         EXPECTED.parent.mkdir(exist_ok=True)
-        lines = (f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sample().items())
+        lines = (f"{json.dumps(name)}: {json.dumps(rounded(values))}" for name, values in sample(SMALL).items())
         EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     if against:
         with tempfile.TemporaryDirectory() as folder:

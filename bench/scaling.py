@@ -27,15 +27,15 @@ def measure(scorer: DiffScorer, weights: str, words: list[str], rounds: int, res
     """Time every point in interleaved rounds; append scaling.csv and draw scaling.png."""
     seconds: dict[tuple[str, str, int], list[float]] = {}
     for varied, values in POINTS.items():
-        rivals = {}
+        calls = {}
         for value in values:
             shape = {**FIXED, varied: value}
             for attention in ATTENTIONS:
-                rivals[f"{attention}/{value}"] = _call(scorer, words, shape, attention)
-        for label, times in interleaved(rivals, rounds).items():
-            attention, value = label.split("/")
-            seconds[attention, varied, int(value)] = times
-            print(f"{attention:<7} {varied:<16} {value:>5} {statistics.median(times):8.3f} s", flush=True)
+                calls[f"{attention}/{value}"] = _call(scorer, words, shape, attention)
+        for label, times in interleaved(calls, rounds).items():
+            attention, point = label.split("/")
+            seconds[attention, varied, int(point)] = times
+            print(f"{attention:<7} {varied:<16} {point:>5} {statistics.median(times):8.3f} s", flush=True)
     append_rows(
         results / "scaling.csv",
         [
@@ -65,7 +65,7 @@ def _call(scorer: DiffScorer, words: list[str], shape: dict[str, int], attention
     candidates = [text(shape["candidate words"]) for _ in range(shape["rows"])]
 
     def score() -> None:
-        scorer._runner._cache.forget()
+        scorer.clear_cache()
         scorer.score(sources, candidates, attention=attention, draws=shape["draws"], mask_ratios="stratified")
 
     return score

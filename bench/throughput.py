@@ -1,12 +1,12 @@
-"""Speed of scoring on real rows beside what users would otherwise run: `python -m bench.throughput`.
+"""Speed of scoring on real rows, compared with baselines: `python -m bench.throughput`.
 
-Rivals take turns within a round. Cheap ones score all rows of a set; dear ones as many, of middling length, as fit a
-turn, so that ratios are of seconds a candidate token. Where two rivals define the same score, the scores are compared.
+In every round each method takes one turn. A cheap method scores all rows of a set. An expensive one scores as many rows
+of about median length as fit in a turn, so that ratios are of seconds per candidate token. Where two methods define the
+same score, the bench compares the scores and stops if they differ.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 import transformers
@@ -22,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import scaling
+from bench.baselines.bartscore import BartScore, bart_like
+from bench.baselines.gptscore import GptScore
+from bench.baselines.naive import Naive, in_transformers
+from bench.baselines.pll import PseudoLogLikelihood
 from bench.judgement_sets import read_rows
-from bench.operations import BertShape, count_work, naive_operations, torch_operations
-from bench.peers.bartscore import BartScore, bart_like
-from bench.peers.gptscore import GptScore
-from bench.peers.naive import Naive, in_transformers
-from bench.peers.pll import PseudoLogLikelihood
+from bench.operations import BertShape, bert_of, count_work, naive_operations, torch_operations
 from bench.records import RESULTS, append_record, embedded_weights
 from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
@@ -36,9 +37,9 @@ from diffscore_fast.options import ATTENTION_OPTIONS as ATTENTIONS
 
 # Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
 SIZES = {"SummEval": (16, 64), "REALSumm": (8, 50), "SFRES": (40, 200), "WMT lt-en": (40, 100)}
-PAPER = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
+PAPER: dict[str, Any] = {"draws": 20, "mask_ratios": "grid", "coupling": "independent"}  # 18 passes
 LIGHT = {**PAPER, "draws": 5}  # the paper's light setting: 9 passes
-SECTIONS = ("operations", "peers", "directions", "account", "scaling")
+SECTIONS = ("operations", "baselines", "directions", "account", "scaling")
 NAIVE_BATCH, PLL_BATCH = 4, 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -54,15 +55,13 @@ class Rows:
 
     @staticmethod
     def build(scorer: DiffScorer, sources: list[str], candidates: list[str]) -> Rows:
-        encode = scorer._tokenizer.encode
-        ids = [[item.ids for item in encode(texts)] for texts in (sources, candidates)]
-        return Rows(sources, candidates, *ids)
+        return Rows(sources, candidates, scorer.tokenize(sources), scorer.tokenize(candidates))
 
     def take(self, chosen: np.ndarray) -> Rows:
         return Rows(*([column[i] for i in chosen] for column in vars(self).values()))
 
-    def middling(self, count: int) -> Rows:
-        """That many rows around the median length."""
+    def around_median(self, count: int) -> Rows:
+        """`count` rows around the median length."""
         order = np.argsort([len(a) + len(b) for a, b in zip(self.source_ids, self.candidate_ids, strict=True)])
         first = (len(order) - count) // 2
         return self.take(np.sort(order[first : first + count]))
@@ -74,12 +73,12 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Method:
     """One way to score rows.
 
-    run : from rows to their scores
-    whole : whether it takes all rows, or as many as fit a turn
-    work : from rows to the operations and evaluations of them all
+    run : rows to their scores
+    whole : True if it scores all rows, False if only as many as fit in a turn
+    work : rows to the operations and evaluations that all of them need
     """
 
     run: Callable[[Rows], np.ndarray]
@@ -87,34 +86,46 @@ class Rival:
     work: Callable[[Rows], tuple[float, float]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the judgement sets")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections to run")
-    parser.add_argument("--sets", nargs="+", choices=list(SIZES), default=list(SIZES), help="judgement sets")
-    parser.add_argument("--rows", type=int, help="rows of each set, in place of the defaults")
-    parser.add_argument("--rounds", type=int, default=3, help="in which every rival takes a turn")
-    parser.add_argument("--turn-seconds", type=float, default=6.0, help="of a dear rival's turn")
-    parser.add_argument("--bart-large", action="store_true", help="also BARTScore at BART-large size (slow)")
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    data: Path
+    sets: tuple[str, ...]
+    rows: int | None
+    rounds: int
+    turn_seconds: float
+    bart_large: bool
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of judgement sets.")
+@click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
+@click.option("--sets", type=click.Choice(tuple(SIZES)), multiple=True, help="Judgement sets to read; default all.")
+@click.option("--rows", type=int, help="Rows of each set, in place of the defaults.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds; in each, every method takes one turn.")
+@click.option("--turn-seconds", default=6.0, show_default=True, help="Length of a turn of an expensive method.")
+@click.option("--bart-large", is_flag=True, help="Also BARTScore at the size of BART-large (slow).")
+def main(only: tuple[str, ...], sets: tuple[str, ...], **options: Any) -> None:
+    """Time scoring on real rows, compared with baselines. Results are appended to bench/results/throughput.jsonl."""
     transformers.utils.logging.disable_progress_bar()
-    bench = Throughput(options)
-    for section in options.only:
+    bench = Throughput(Options(sets=sets or tuple(SIZES), **options))
+    for section in only or SECTIONS:
         getattr(bench, section)()
 
 
 class Throughput:
-    """The bench: one scorer, one limit, results appended as they are known."""
+    """The bench: one scorer, and results that are appended as soon as they are known."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
         self._scorer, self._weights = DiffScorer("mini"), embedded_weights()
-        self._backbone = self._scorer._runner.backbone
-        self._shape = BertShape.of(self._backbone)  # type: ignore[arg-type]
+        self._backbone = bert_of(self._scorer)
+        self._shape = BertShape.of(self._backbone)
         self._console = Console(width=150)
 
     def operations(self) -> None:
-        """Counted operations a row, without running the model."""
+        """Counted operations per row; the model does not run."""
         table = Table(title="GFLOP/row (naive's / its), distinct evaluations/row")
         for column in ("", "rows", "naive", "full", "prefix", "prefix, K = 5", "reverse", "pmi"):
             table.add_column(column, justify="left" if not column else "right")
@@ -134,21 +145,21 @@ class Throughput:
             table.add_row(*cells)
         self._console.print(table)
 
-    def peers(self) -> None:
-        """Every rival on every data set, under the paper's settings."""
-        rivals = self._rivals()
+    def baselines(self) -> None:
+        """Every method on every data set, under the paper's settings."""
+        methods = self._methods()
         for name in self._options.sets:
-            self._compare("peers", name, rivals, self._load(name, self._options.rows or SIZES[name][0]))
+            self._compare("baselines", name, methods, self._load(name, self._options.rows or SIZES[name][0]))
 
     def directions(self) -> None:
         """All directions of ours, on summaries and on short rows."""
-        rivals = {
+        methods = {
             direction: self._ours({**PAPER, "direction": direction, "attention": "prefix"})
             for direction in ("conditional", "marginal", "pmi", "reverse", "bidirectional")
         }
         for name, rows in (("SummEval", 4), ("SFRES", 16)):
             if name in self._options.sets:
-                self._compare("directions", name, rivals, self._load(name, min(rows, self._options.rows or rows)))
+                self._compare("directions", name, methods, self._load(name, min(rows, self._options.rows or rows)))
 
     def account(self) -> None:
         """Time by stage of `diffscore score`, from file to file."""
@@ -178,50 +189,50 @@ class Throughput:
         """Seconds over rows, K, source length and candidate length."""
         scaling.measure(self._scorer, self._weights, self._words(), self._options.rounds, RESULTS)
 
-    def _rivals(self) -> dict[str, Rival]:
+    def _methods(self) -> dict[str, Method]:
         dtype, spec = self._backbone.dtype, self._scorer.spec
-        embedded = in_transformers(self._backbone)  # type: ignore[arg-type]
+        embedded = in_transformers(self._backbone)
         naive = Naive(embedded, spec.start_id, spec.mask_id, NAIVE_BATCH)  # type: ignore[arg-type]
         pll = PseudoLogLikelihood(embedded, spec.start_id, spec.mask_id, PLL_BATCH)  # type: ignore[arg-type]
 
         def published(rows: Rows) -> np.ndarray:
             return naive.score(rows.source_ids, rows.candidate_ids, self._masks(rows))
 
-        rivals = {
+        methods = {
             "prefix": self._ours({**PAPER, "attention": "prefix"}),
             "prefix, K = 5": self._ours({**LIGHT, "attention": "prefix"}),
             "prefix, default masks": self._ours({"attention": "prefix"}),
             "full": self._ours({**PAPER, "attention": "full"}, whole=False),
-            "naive": Rival(published, False, self._naive_work),
-            "pll": _peer(_by_ids(pll.score), False, lambda rows: rows.tokens),
+            "naive": Method(published, False, self._naive_work),
+            "pll": _baseline(_by_ids(pll.score), False, lambda rows: rows.tokens),
         }
         if "corrected" in ATTENTIONS:
-            rivals["corrected"] = self._ours({**PAPER, "attention": "corrected"}, whole=False)
+            methods["corrected"] = self._ours({**PAPER, "attention": "corrected"}, whole=False)
         barts = {"bartscore": bart_like("equal", spec.vocab_size)}
         if self._options.bart_large:
             barts["bartscore large"] = bart_like("large", spec.vocab_size)
         for name, bart in barts.items():
             plain = BartScore(bart, tuned=False)
-            tuned = BartScore(bart.to(dtype) if dtype == torch.bfloat16 else bart, tuned=True)
-            for kind, peer in (("as published", plain), ("tuned", tuned)):
-                rivals[f"{name}, {kind}"] = _peer(_by_ids(peer.score), name == "bartscore")
+            tuned = BartScore(bart.to(dtype=dtype) if dtype == torch.bfloat16 else bart, tuned=True)  # type: ignore[call-arg]
+            for kind, baseline in (("as published", plain), ("tuned", tuned)):
+                methods[f"{name}, {kind}"] = _baseline(_by_ids(baseline.score), name == "bartscore")
         try:
             gpt = GptScore(dtype=dtype)
-            rivals["gptscore"] = _peer(lambda rows: gpt.score(rows.sources, rows.candidates), False)
+            methods["gptscore"] = _baseline(lambda rows: gpt.score(rows.sources, rows.candidates), False)
         except ModuleNotFoundError as error:
             self._console.print(f"gptscore left out: {error}")
-        return rivals
+        return methods
 
-    def _ours(self, options: dict[str, Any], whole: bool = True) -> Rival:
+    def _ours(self, options: dict[str, Any], whole: bool = True) -> Method:
         def run(rows: Rows) -> np.ndarray:
-            self._scorer._runner._cache.forget()  # every turn computes its own prefixes
+            self._scorer.clear_cache()  # every turn computes its own prefixes
             return self._scorer.score(rows.sources, rows.candidates, **options).scores
 
         def work(rows: Rows) -> tuple[float, float]:
             counted = count_work(self._scorer, lambda: run(rows))
             return counted.operations, float(counted.evaluations)
 
-        return Rival(run, whole, work)
+        return Method(run, whole, work)
 
     def _naive_work(self, rows: Rows) -> tuple[float, float]:
         draws = np.array([len(masks) for masks in self._masks(rows)])
@@ -232,31 +243,31 @@ class Throughput:
         options = {**PAPER, "attention": "full"}
         return count_work(self._scorer, lambda: self._scorer.score(rows.sources, rows.candidates, **options)).masks()
 
-    def _compare(self, section: str, name: str, rivals: dict[str, Rival], every: Rows) -> None:
+    def _compare(self, section: str, name: str, methods: dict[str, Method], every: Rows) -> None:
         taken: dict[str, Rows] = {}
         work: dict[str, tuple[float, float]] = {}
-        times: dict[str, list[float]] = {rival: [] for rival in rivals}
-        peaks = dict.fromkeys(rivals, 0)
-        for label, rival in rivals.items():
-            first = every.middling(1)
-            each = timed_with_peak(lambda: rival.run(first))[0]  # noqa: B023
+        times: dict[str, list[float]] = {label: [] for label in methods}
+        peaks = dict.fromkeys(methods, 0)
+        for label, method in methods.items():
+            first = every.around_median(1)
+            each = timed_with_peak(lambda: method.run(first))[0]  # noqa: B023
             affordable = max(1, min(len(every.sources), int(self._options.turn_seconds / each)))
-            taken[label] = every if rival.whole else every.middling(affordable)
-            work[label] = rival.work(taken[label])
+            taken[label] = every if method.whole else every.around_median(affordable)
+            work[label] = method.work(taken[label])
         scores: dict[str, np.ndarray] = {}
         limits = []
         for _ in range(self._options.rounds):
             limits.append(matrix_rate(self._backbone.dtype, rounds=3))
-            for label, rival in rivals.items():
+            for label, method in methods.items():
 
                 def turn() -> None:
-                    scores[label] = rival.run(taken[label])  # noqa: B023
+                    scores[label] = method.run(taken[label])  # noqa: B023
 
                 seconds, peak = timed_with_peak(turn)
                 times[label].append(seconds)
                 peaks[label] = max(peaks[label], peak)
         limit = statistics.median(limits)
-        table = Table(title=f"{section}: {name}, {len(every.sources)} rows; products run at {limit / 1e9:.0f} GFLOP/s")
+        table = Table(title=f"{section}: {name}, {len(every.sources)} rows; matmul limit {limit / 1e9:.0f} GFLOP/s")
         for column in (
             "",
             "rows",
@@ -275,7 +286,7 @@ class Throughput:
             seconds = statistics.median(times[label])
             operations, evaluations = work[label]
             faster = float("nan")
-            if "naive" in rivals:
+            if "naive" in methods:
                 per_token = [[item / taken[who].tokens for item in times[who]] for who in ("naive", label)]
                 faster = statistics.median(a / b for a, b in zip(*per_token, strict=True))
             found = {
@@ -306,16 +317,16 @@ class Throughput:
                 f"{faster:.3g}",
             ]
             table.add_row(label, *(item.replace("nan", "-") for item in shown))
-            self._record(section, name, rival=label, limit=limit, **found)
+            self._record(section, name, method=label, limit=limit, **found)
         self._console.print(table)
-        if "naive" in rivals:
-            self._check_equal(name, taken["naive"], scores["naive"], rivals["full"])
+        if "naive" in methods:
+            self._check_equal(name, taken["naive"], scores["naive"], methods["full"])
 
-    def _check_equal(self, name: str, rows: Rows, naive: np.ndarray, full: Rival) -> None:
+    def _check_equal(self, name: str, rows: Rows, naive: np.ndarray, full: Method) -> None:
         difference = float(np.abs(full.run(rows) - naive).max())
         if not difference < TOLERANCE[self._backbone.dtype]:
-            raise SystemExit(f"{name}: naive and full differ by {difference:.3g} nats a token")
-        self._console.print(f"naive and full agree to {difference:.1e} nats a token\n")
+            raise SystemExit(f"{name}: naive and full differ by {difference:.3g} nats per token")
+        self._console.print(f"naive and full agree to {difference:.1e} nats per token\n")
 
     def _load(self, name: str, count: int) -> Rows:
         found = read_rows(self._options.data, name)
@@ -328,7 +339,7 @@ class Throughput:
         else:
             first = {row["id"]: at for at, row in reversed(list(enumerate(found)))}
             found.sort(key=lambda row: first[row["id"]])  # whole groups, in order of appearance
-        # Fewer tokens have so few masks that ours enumerates them where the others draw.
+        # Shorter candidates have so few masks that this package enumerates them where the baselines draw.
         sizes = self._scorer.count_tokens([row["candidate"] for row in found[: 2 * count]])
         found = [row for row, size in zip(found, sizes, strict=False) if size >= 5][:count]
         return Rows.build(self._scorer, [row["source"] for row in found], [row["candidate"] for row in found])
@@ -348,17 +359,17 @@ class Throughput:
         )
 
 
-def _peer(
+def _baseline(
     run: Callable[[Rows], np.ndarray], whole: bool, evaluations: Callable[[Rows], int] = lambda rows: len(rows.sources)
-) -> Rival:
-    """A rival whose operations torch counts, on all rows or on a middling one."""
+) -> Method:
+    """A baseline. torch counts its operations, on all rows or on one of median length."""
 
     def work(rows: Rows) -> tuple[float, float]:
-        counted = rows if whole else rows.middling(1)
+        counted = rows if whole else rows.around_median(1)
         operations = torch_operations(lambda: run(counted))
         return operations * len(rows.sources) / len(counted.sources), float(evaluations(rows))
 
-    return Rival(run, whole, work)
+    return Method(run, whole, work)
 
 
 def _by_ids(score: Callable[[list[np.ndarray], list[np.ndarray]], np.ndarray]) -> Callable[[Rows], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Timing that a shared machine does not spoil: rounds over all rivals in turn, medians of ratios."""
+"""Timing on a shared machine: in every round each call takes one turn; ratios are medians over rounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 
-def interleaved(rivals: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each rival in each round. All take one turn a round, so that a slow minute meets them all."""
-    for function in rivals.values():
+def interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round. Each takes one turn per round, so that a slow minute hits all."""
+    for function in calls.values():
         function()
-    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for name, function in rivals.items():
+        for name, function in calls.items():
             begin = time.perf_counter()
             function()
             seconds[name].append(time.perf_counter() - begin)
@@ -37,9 +37,9 @@ def spread(values: list[float]) -> float:
 
 
 def matrix_rate(dtype: torch.dtype, size: int = 2048, rounds: int = 5) -> float:
-    """Operations a second of torch's linear on large square matrices.
+    """Operations per second of torch's linear on large square matrices.
 
-    Not of torch.mm: in bfloat16, without a processor's own support, that is many times slower than linear.
+    Not of torch.mm: in bfloat16, on a processor without support for it, torch.mm is many times slower than linear.
     """
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     seconds = interleaved({"product": lambda: torch.nn.functional.linear(left, right)}, rounds)["product"]
@@ -47,7 +47,7 @@ def matrix_rate(dtype: torch.dtype, size: int = 2048, rounds: int = 5) -> float:
 
 
 def exponential_rate(rounds: int = 20) -> float:
-    """Exponentials a second of torch on float32 numbers that stay in cache, all threads."""
+    """Exponentials per second of torch, all threads, on float32 numbers that fit in the cache."""
     values = torch.randn(1 << 16) * 3.0 - 5.0
     out = torch.empty_like(values)
 

@@ -159,7 +159,7 @@ def test_figures_of_the_readme_are_the_recorded_ones():
             measured = [
                 item["rows_per_second"]
                 for item in records
-                if item["section"] == "peers" and item["data"] == data and name in item.values()
+                if item["section"] == "baselines" and item["data"] == data and name in item.values()
             ]
             assert any(f"{value:.{len(shown.strip().partition('.')[2])}f}" == shown.strip() for value in measured)
 

@@ -100,4 +100,4 @@ def test_docstrings_name_every_choice(call):
     hints = get_type_hints(call)
     for name in parameters_of(call):
         for choice in choices_of(hints[name]):
-            assert f'"{choice}"' in inspect.getdoc(call), f"{name}: {choice}"
+            assert f'"{choice}"' in (inspect.getdoc(call) or ""), f"{name}: {choice}"

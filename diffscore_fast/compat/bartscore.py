@@ -52,14 +52,14 @@ class BARTScorer:
         self._scorer = DiffScorer(checkpoint, device=self.device)
 
     def score(self, srcs: Sequence[str], tgts: Sequence[str], batch_size: int = 4) -> list[float]:
-        """Score each target under its source, in nats a token.
+        """Score each target under its source, in nats per token.
 
         Parameters
         ----------
         srcs, tgts : sequence of str
             Paired one to one.
         batch_size : int
-            Accepted and not used: packs are made by a token budget, and change no score.
+            Accepted and ignored: batches follow a token budget and change no score.
 
         Returns
         -------
@@ -83,7 +83,7 @@ class BARTScorer:
         tgts : sequence of sequence of str
             The targets of each source; their number may differ from row to row.
         agg : {"mean", "max"}
-            What becomes of a row's scores.
+            How the scores of a row's targets are combined.
         batch_size : int
             Accepted and not used.
 

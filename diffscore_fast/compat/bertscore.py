@@ -39,13 +39,13 @@ def score(
 
     P = S(candidate given reference): is what the candidate says in the reference? R = S(reference given candidate):
     is what the reference says in the candidate? F = (P + R) / 2, the geometric mean of probabilities. All are negative,
-    in nats a token, and higher is better; no value means "equal texts", and none is rescaled to [0, 1].
+    in nats per token, and higher is better; no value means "equal texts", and none is rescaled to [0, 1].
 
     Parameters
     ----------
     cands : sequence of str
     refs : sequence of str, or of sequences of str
-        One or several references a candidate; of several, the best P, R and F count, each by itself.
+        One or several references per candidate; of several, the best P, R and F count, each on its own.
     model_type : str, optional
         A masked language model, as for `DiffScorer`; "mini" if not given.
     device : str, optional

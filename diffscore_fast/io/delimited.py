@@ -1,7 +1,7 @@
 """CSV and TSV: read as a stream, written back with new columns behind each row.
 
-CSV is read as RFC 4180 has it, TSV without quotes: there a line is a row. Every value is text: nothing is taken for a
-number, a date or a null, and an empty field is the empty text.
+CSV is read as RFC 4180 defines it, TSV without quotes: there a line is a row. Every value is text: nothing is taken for
+a number, a date or a null, and an empty field is the empty text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Where an element ends follows from its brackets and quotes alone, so that one that is not valid JSON costs itself. Where
 these do not match (a quote that is never closed, a bracket of the wrong kind) its end is known only if the next line is
-an element by itself; else reading ends there, and a last record says so.
+an element of its own; otherwise reading ends there, and a last record says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffscore_fast.io.json_object import parse_object
 from diffscore_fast.io.record import Record
 
 CHUNK = 1 << 16  # bytes read at once
-MAX_ELEMENT = 64 << 20  # bytes; a bracket that was never closed is likelier than a row of this size
+MAX_ELEMENT = 64 << 20  # bytes; a larger element is more likely an unclosed bracket
 _BLANK = b" \t\r\n"
 # A whole string without a line end, a bracket or a comma, or a quote whose string is not whole.
 _TOKEN = re.compile(rb'"(?:[^"\\\r\n]++|\\[^\r\n])*+"|[][{},"]')

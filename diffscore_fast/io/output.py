@@ -88,7 +88,7 @@ class RowWriter(ABC):
         return os.fstat(self._raw.fileno()).st_size
 
     def resume(self, num_bytes: int) -> None:
-        """Go on behind the first bytes of the partial file; what stands behind them, a row cut short, is dropped.
+        """Go on after the first bytes of the partial file; the rest, an incomplete row, is dropped.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class RowWriter(ABC):
         for path in (state_path(self.path), f"{state_path(self.path)}.new"):
             Path(path).unlink(missing_ok=True)
 
-    def _begin(self) -> None:  # noqa: B027, most formats have nothing there
+    def _begin(self) -> None:  # noqa: B027, most formats write nothing here
         """Write what stands before the first row."""
 
     @abstractmethod

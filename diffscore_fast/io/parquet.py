@@ -79,8 +79,8 @@ class ParquetReader:
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             end = self.position + group.num_rows
-            most = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
-            batches = self._file.iter_batches(max(1, min(BATCH_ROWS, most)), row_groups=[index])
+            max_rows = BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
+            batches = self._file.iter_batches(max(1, min(BATCH_ROWS, max_rows)), row_groups=[index])
             problem = f"row group {index} ends early"
             while self.position < end:
                 try:
@@ -136,7 +136,7 @@ class _Batch:
 
 
 class _Fields(Mapping[str, Any]):
-    """The values of a row, looked up where they are asked for."""
+    """The values of a row, read when they are asked for."""
 
     def __init__(self, batch: _Batch, index: int) -> None:
         self._batch, self._index = batch, index
@@ -172,7 +172,7 @@ class ParquetRecord(Record):
 
 
 class ParquetWriter(ColumnWriter):
-    """Writes rows as Parquet, a row group at a time. The columns of other formats become text.
+    """Writes rows as Parquet, one row group at a time. The columns of other formats become text.
 
     A stopped run writes the rows it holds and the index, so that its partial file can be read; a killed one cannot.
 

@@ -41,7 +41,7 @@ def content_as_configured(folder: Path, model_type: str) -> str | None:
         content = path.read_text("utf-8")
         stored = json.loads(content)["normalizer"]
         tokenizer = Tokenizer.from_str(content)
-    except Exception:  # no such file, or a damaged one: whoever needs it says so
+    except Exception:  # no such file, or a damaged one: the code that needs it raises
         return None
     if not isinstance(stated, dict):
         return None

@@ -150,28 +150,30 @@ class TextTokenizer:
         """The text of tokens, control tokens left out; a character that is cut is U+FFFD."""
         return self._tokenizer.decode(ids.tolist())
 
-    def encode_up_to(self, texts: Sequence[str], most: int) -> list[Encoded]:
-        """`encode`, but of a text of more than `most` tokens perhaps the beginning alone: `most` + 1 tokens.
+    def encode_up_to(self, texts: Sequence[str], max_tokens: int) -> list[Encoded]:
+        """Like `encode`; of a text of more than `max_tokens` tokens it may return the first `max_tokens` + 1 only.
 
         A long text is read in parts that double, until one has more tokens than that or the text is at its end. Each
         part ends between two words, where the tokens before are those of the whole text; with a tokenizer for which
         that is not certain, or in a text without such a place, the whole text is read.
         """
-        parts = [self._first_part(text, most) for text in texts]
+        parts = [self._first_part(text, max_tokens) for text in texts]
         whole = [row for row, part in enumerate(parts) if part is None]
         for row, item in zip(whole, self.encode([texts[row] for row in whole]), strict=True):
             parts[row] = item
         return [part for part in parts if part is not None]
 
-    def _first_part(self, text: str, most: int) -> Encoded | None:
-        """The first tokens of a text that has certainly more than `most`; None where that has not been found."""
-        size = CHARACTERS_PER_TOKEN * (most + 1)
+    def _first_part(self, text: str, max_tokens: int) -> Encoded | None:
+        """The first tokens of a text that certainly has more than `max_tokens`; None if that is not known."""
+        size = CHARACTERS_PER_TOKEN * (max_tokens + 1)
         while self._parts_at_borders and size < len(text):
             borders = list(_BORDER.finditer(text, max(size - _WINDOW, 0), size))
             if borders:
                 beginning = self.encode([text[: borders[-1].end()]])[0]
-                if len(beginning.ids) > most:
-                    return Encoded(beginning.ids[: most + 1], beginning.spans[: most + 1], is_beginning=True)
+                if len(beginning.ids) > max_tokens:
+                    return Encoded(
+                        beginning.ids[: max_tokens + 1], beginning.spans[: max_tokens + 1], is_beginning=True
+                    )
             size *= 2
         return None
 

@@ -2,25 +2,19 @@
 
 A run's folder:
 
-settings.json         what the run was started with, and what changed since
-log.csv               one row per step
-evaluation.csv        held-out losses over training: the learning curve
-base.json             the base's own left-to-right loss on the same held-out pairs
+settings.json, log.csv, evaluation.csv    see `run`
+base.json             the base's own left-to-right loss on the held-out pairs
 checkpoint.pt         adapter, optimiser, step, tokens, seconds; replaced in one move, so that it is always complete
 
-Step s draws its examples and masks from a generator seeded by (seed, s): there is no other random state, and a run
-that is killed goes on from its last checkpoint with the numbers of one that was not.
+Step s draws its examples and masks from a generator seeded by (seed, s). There is no other random state, so a killed
+run goes on from its last checkpoint with the numbers of an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
-import signal
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.errors import CheckpointError, InputError
@@ -39,7 +33,7 @@ from diffscore_fast.training.examples import Example, ExampleSampler, Mixture
 from diffscore_fast.training.lora import AdaptedLlama
 from diffscore_fast.training.objective import lay_out, mask_by_ratio, masked_losses, sample_rows, stratified_ratios
 from diffscore_fast.training.patterns import Layout, lay_left_to_right, pack_layouts
-from diffscore_fast.training.trainer import record_settings
+from diffscore_fast.training.run import TrainingRun, draw_up_to, update
 
 PAIRS = Mixture(
     patterns={"prefix": 1.0},
@@ -54,14 +48,14 @@ LEFT_TO_RIGHT = "left to right"
 
 @dataclass(frozen=True)
 class AdaptationSettings:
-    """Everything a run depends on but its corpus and starting weights.
+    """Everything that a run depends on, apart from its corpus and starting weights.
 
     Parameters
     ----------
     steps : int
         Steps in all.
     cooldown_steps : int, optional
-        Rates fall linearly to zero over the last of them; over all of them if not given.
+        Rates fall linearly to zero over so many last steps; over all steps if not given.
     warmup_steps : int
         Rates rise linearly over the first ones.
     rate, mask_rate : float
@@ -69,14 +63,14 @@ class AdaptationSettings:
     clip : float
         Largest norm of the gradient.
     left_to_right : float
-        Share of the examples that are read left to right instead of under a mask, so that this is not unlearnt.
+        Share of the examples that are read left to right, without masks, so that the network does not unlearn it.
     tokens_per_step, rows_per_step : int
-        Tokens read, and at most about so many predicted.
+        Tokens that a step reads, and about how many it predicts at most.
     rank, seed : int
     mixture : Mixture
         Pairs of prefix and window.
     checkpoint_steps, evaluation_steps, evaluation_pairs : int
-        A checkpoint and an evaluation are made every so many steps, the latter on so many held-out pairs.
+        Steps between checkpoints, steps between evaluations, and held-out pairs of an evaluation.
     """
 
     steps: int
@@ -102,18 +96,18 @@ class AdaptationSettings:
             raise InputError(f"the share read left to right must be at least 0 and below 1, not {self.left_to_right}")
 
     def factor(self, step: int) -> float:
-        """What rates are multiplied by at `step`, from 0."""
+        """Factor of the rates at `step`, counted from 0."""
         cooldown = self.cooldown_steps or self.steps
         return min(1.0, (step + 1) / self.warmup_steps) * min(1.0, max(0.0, (self.steps - step) / cooldown))
 
 
-class Adaptation:
+class Adaptation(TrainingRun):
     """A run that adapts a network to masks.
 
     Parameters
     ----------
     base : LlamaBackbone
-        Its weights stay as they are.
+        The network; its weights do not change.
     tokenizer : TextTokenizer
     train, held_out : Corpus
         Articles to learn from, and articles that are only evaluated on.
@@ -121,7 +115,7 @@ class Adaptation:
         The run's folder. Where it holds a checkpoint, the run goes on from there.
     settings : AdaptationSettings
     adapter : dict of str to Tensor, optional
-        What to start from, in a folder without a checkpoint.
+        Adapter to start from, in a folder without a checkpoint.
     """
 
     def __init__(
@@ -134,46 +128,21 @@ class Adaptation:
         settings: AdaptationSettings,
         adapter: Mapping[str, Tensor] | None = None,
     ) -> None:
+        super().__init__(folder)
         self.network = AdaptedLlama(base, settings.rank, settings.seed)
-        self.base, self.folder, self.settings = base, folder, settings
+        self.base, self.settings, self._adapter = base, settings, adapter
         self.sampler = ExampleSampler(train, settings.mixture)
         self.tokenizer = tokenizer
         self._held_out = ExampleSampler(held_out, replace(settings.mixture, copies=1))
         factors, mask = list(self.network.adapters.parameters()), [self.network.mask_embedding]
         groups = [{"params": factors, "base": settings.rate}, {"params": mask, "base": settings.mask_rate}]
         self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
-        self.step_number = self.tokens = 0
-        self.seconds = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "checkpoint.pt").is_file():
-            self._restore()
-        elif adapter is not None:
-            self.network.load_adapter(adapter)
-        for name in ("log.csv", "evaluation.csv"):
-            rewind(folder / name, self.step_number)
-        record_settings(folder, self.step_number, settings)
+        self.open_folder(settings)
 
     def run(self) -> None:
         """Go on to the last step, or until SIGTERM comes; either way checkpoint at the end."""
-        stopped: list[int] = []
-        handler = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-        settings, started, before = self.settings, time.monotonic(), self.seconds
-        try:
-            self.measure_base()
-            while self.step_number < settings.steps and not stopped:
-                if self.step_number % settings.evaluation_steps == 0 and not self._is_evaluated():
-                    self.evaluate()
-                row = self.step()
-                self.seconds = before + time.monotonic() - started
-                self._log("log.csv", {**row, "seconds": round(self.seconds, 1)})
-                if self.step_number % settings.checkpoint_steps == 0:
-                    self.save()
-                    print(json.dumps({**row, "seconds": round(self.seconds)}), file=sys.stderr, flush=True)
-            self.save()
-            if not stopped and not self._is_evaluated():
-                self.evaluate()
-        finally:
-            signal.signal(signal.SIGTERM, handler)
+        self.measure_base()
+        self.go_on(self.settings.steps)
 
     def step(self) -> dict[str, Any]:
         """One update; returns the row for the log. Losses are means over sequences of means over their tokens."""
@@ -186,18 +155,15 @@ class Adaptation:
         chosen = sample_rows(pack, settings.rows_per_step, rng)
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * settings.factor(self.step_number)
-        losses = masked_losses(self.network, pack, chosen).per_sequence()
-        self.optimiser.zero_grad(set_to_none=True)
-        losses.mean().backward()
-        norm = nn.utils.clip_grad_norm_(list(self.network.learnt().values()), settings.clip)
-        self.optimiser.step()
+        learnt = list(self.network.learnt().values())
+        losses, norm = update(self.network, pack, chosen, self.optimiser, learnt, settings.clip)
         self.step_number += 1
         self.tokens += len(pack.tokens)
-        values = losses.detach().double().numpy()
+        values = losses.double().numpy()
         return {
             "step": self.step_number,
             "tokens": self.tokens,
-            "gradient_norm": round(float(norm), 4),
+            "gradient_norm": round(norm, 4),
             "masked": _rounded_mean(values[~causal]),
             LEFT_TO_RIGHT: _rounded_mean(values[causal]),
         }
@@ -229,12 +195,21 @@ class Adaptation:
             measured = measure(f"prefix@{ratio}", self.network, pairs, masks)[0]
             losses[measured.setting] = round(float((measured.sums / measured.counts).mean()), 4)
         losses[LEFT_TO_RIGHT] = round(self._left_to_right(self.network, pairs), 4)
-        self._log(
-            "evaluation.csv",
-            {"step": self.step_number, "tokens": self.tokens, "seconds": round(self.seconds, 1), **losses},
-        )
-        print(json.dumps({"step": self.step_number, **losses}), file=sys.stderr, flush=True)
+        self.record_evaluation(losses)
         return losses
+
+    def before_step(self) -> None:
+        if self.step_number % self.settings.evaluation_steps == 0 and not self._is_evaluated():
+            self.evaluate()
+
+    def after_step(self, row: Mapping[str, Any]) -> None:
+        if self.step_number % self.settings.checkpoint_steps == 0:
+            self.save()
+            self.print_progress(row)
+
+    def finish(self) -> None:
+        if not self._is_evaluated():
+            self.evaluate()
 
     def measure_base(self) -> None:
         """Write base.json, once: what the left-to-right loss of evaluation.csv is to be compared with."""
@@ -255,18 +230,15 @@ class Adaptation:
         return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean()) for item in layouts]))
 
     def _draw(self, rng: np.random.Generator) -> list[Example]:
-        """Examples up to the step's tokens; at least one, whatever its length."""
-        examples: list[Example] = []
-        left = self.settings.tokens_per_step
-        while True:
-            example = self._respelled(self.sampler, rng)
-            left -= 2 + len(example.prefix) + example.copies * (len(example.window) + 1)
-            if examples and left < 0:
-                return examples
-            examples.append(example)
+        """The step's examples, up to its tokens: start token, line break, prefix, and the copies of the window."""
+
+        def cost(example: Example) -> int:
+            return 2 + len(example.prefix) + example.copies * (len(example.window) + 1)
+
+        return draw_up_to(self.settings.tokens_per_step, lambda: self._respelled(self.sampler, rng), cost)
 
     def _respelled(self, sampler: ExampleSampler, rng: np.random.Generator) -> Example:
-        """A pair whose parts are spelled as texts of their own, without white space around them."""
+        """A pair whose prefix and window are tokenised as separate texts, without white space around them."""
         while True:
             drawn = sampler.draw(rng)
             texts = [self.tokenizer.decode(part).strip("\ufffd \n\t") for part in (drawn.prefix, drawn.window)]
@@ -287,13 +259,17 @@ class Adaptation:
                 layouts.append(lay_out(example, np.stack(masks), spec))
         return layouts
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        if not (self.folder / "checkpoint.pt").is_file():
+            if self._adapter is not None:
+                self.network.load_adapter(self._adapter)
+            return
         state = read_checkpoint(self.folder)
         self.network.load_adapter(state["adapter"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step_number, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         for group, base in zip(self.optimiser.param_groups, (self.settings.rate, self.settings.mask_rate), strict=True):
-            group["base"] = base  # as the settings say now
+            group["base"] = base  # the settings may have changed
 
     def _is_evaluated(self) -> bool:
         path = self.folder / "evaluation.csv"
@@ -302,19 +278,9 @@ class Adaptation:
         with path.open(encoding="utf-8", newline="") as file:
             return any(int(row["step"]) == self.step_number for row in csv.DictReader(file))
 
-    def _log(self, name: str, row: Mapping[str, Any]) -> None:
-        path = self.folder / name
-        text = io.StringIO()
-        writer = csv.DictWriter(text, row.keys())
-        if not path.exists():
-            writer.writeheader()
-        writer.writerow(row)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text.getvalue())
-
 
 def read_checkpoint(run: Path) -> dict[str, Any]:
-    """What a run's last checkpoint holds.
+    """The contents of a run's last checkpoint.
 
     Raises
     ------
@@ -326,22 +292,8 @@ def read_checkpoint(run: Path) -> dict[str, Any]:
         return torch.load(path, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; the run has made no checkpoint yet") from None
-    except Exception as error:  # torch raises what its parts happen to raise
+    except Exception as error:  # torch.load raises errors of many types
         raise CheckpointError(f"{path}: not a readable checkpoint ({error})") from None
-
-
-def rewind(path: Path, step: int) -> None:
-    """Drop the rows of a CSV file that are later than a step, and what a killed run wrote of a row."""
-    if not path.is_file():
-        return
-    header, *rows = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
-    kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= step]
-    if not header.endswith("\n"):
-        path.unlink()
-    elif len(kept) < len(rows):
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join([header, *kept]), encoding="utf-8")
-        fresh.replace(path)
 
 
 def _rounded_mean(values: np.ndarray) -> float | None:

@@ -1,12 +1,9 @@
-"""A run's folder: the averaged model as a loadable model folder, and what going on needs.
+"""The checkpoint of a `Trainer`: the averaged model as a model folder, and what a run needs to go on.
 
-settings.json         what the run was started with
-log.csv               one row a step
-evaluation.csv        held-out losses over training
-checkpoint/           replaced as a whole, so that it is always complete
+checkpoint/           in the run's folder; replaced as a whole, so that it is always complete
     model/            config.json, model.safetensors, tokenizer.json: the averaged weights
     raw.safetensors   the weights that the optimiser works on
-    optimiser.pt      its state; a run goes on without it, from fresh moments
+    optimiser.pt      the optimiser's state; without it a run goes on from fresh moments
     progress.json     step, tokens, seconds
 """
 
@@ -29,7 +26,7 @@ from diffscore_fast.training.optimiser import WeightAverage
 
 
 def write_model_folder(backbone: BertBackbone, source: Path, folder: Path, *, eight_bit: bool) -> str:
-    """Write a model folder with the backbone's weights, and config and tokenizer of `source`; returns the checksum."""
+    """Write a model folder: the backbone's weights, config and tokenizer of `source`. Returns the checksum."""
     folder.mkdir(parents=True, exist_ok=True)
     weights_path = folder / "model.safetensors"
     save_weights(weights_path, state_in_bert_layout(backbone), eight_bit=eight_bit)
@@ -49,7 +46,7 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer,
     progress: dict[str, Any],
 ) -> None:
-    """Write `folder`/checkpoint; the old one is replaced only once the new one is complete."""
+    """Write `folder`/checkpoint; the old one is replaced when the new one is complete."""
     fresh, final, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -71,7 +68,7 @@ def restore_checkpoint(
 ) -> dict[str, Any] | None:
     """Load `folder`/checkpoint in place; returns its progress, or None where there is no checkpoint.
 
-    `progress["optimiser_restored"]` is False where optimiser.pt is absent: the caller warms the rates up again.
+    `progress["optimiser_restored"]` is False if there is no optimiser.pt: the caller then warms the rates up again.
     """
     saved = folder / "checkpoint"
     if not saved.is_dir():
@@ -99,7 +96,7 @@ def load_parameters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 
 def load_model_weights(folder: Path, like: BertBackbone) -> dict[str, torch.Tensor]:
-    """Parameters of a model folder under the backbone's own names."""
+    """Parameters of a model folder, by the backbone's own names."""
     from diffscore_fast.backbones.loader import load_model
 
     loaded = load_model(folder, dtype=like.dtype).bert

@@ -13,9 +13,9 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 # A sentence ends at . ! or ? (with closing quotes or brackets) before white space and an upper-case letter or an
-# opening quote. Abbreviations split too early now and then; a training pair does not mind.
+# opening quote. Abbreviations sometimes split a sentence too early, which does not matter for training pairs.
 SENTENCE_START = re.compile(r"(?<=[.!?])[\"')\]”’]*\s+(?=[A-Z\"'(“‘])")
-ARTICLES_A_CALL = 256
+ARTICLES_CHUNK = 256
 ARRAYS = ("tokens", "sentences", "paragraphs", "articles")
 
 
@@ -63,12 +63,12 @@ class Corpus:
 def prepare_corpus(text_path: Path, tokenizer: TextTokenizer, folder: Path) -> Corpus:
     """Tokenise a text file (blank line between articles, first line a title, one paragraph a line) into `folder`."""
     if tokenizer.vocab_size > np.iinfo(np.uint16).max:
-        raise InputError(f"a vocabulary of {tokenizer.vocab_size} does not fit the corpus format's 16 bits a token")
+        raise InputError(f"a vocabulary of {tokenizer.vocab_size} does not fit the corpus format's 16 bits per token")
     # A tokenizer that spells white space has a line break after each paragraph; to others it is nothing.
     line_break = tokenizer.encode(["\n"], keep_blank=True)[0].ids.astype(np.uint16)
     tokens: list[np.ndarray] = []
     sentences, paragraphs, articles = [0], [0], [0]
-    for texts in _batches(read_articles(text_path), ARTICLES_A_CALL):
+    for texts in _batches(read_articles(text_path), ARTICLES_CHUNK):
         lines = [line for text in texts for line in text]
         encoded = iter(tokenizer.encode(lines))
         for text in texts:

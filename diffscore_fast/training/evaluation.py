@@ -18,12 +18,12 @@ RATIOS = (0.15, 0.5, 0.85)
 BLOCK_SIZES = (1, 4, 8, 16)
 PREFIX_RATIO = 0.5  # at which right and wrong prefixes are compared
 PAIR_KINDS = ("extract", "body_to_lead", "paragraph_to_paragraph", "continuation")
-ROWS_A_PACK = 2048
+PACK_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of one setting, a value a sequence: `sums` float64 [S] nats over `counts` int64 [S] tokens.
+    """Losses of one setting, one value per sequence: `sums` float64 [S] nats over `counts` int64 [S] tokens.
 
     For `nelbo` settings the sums estimate minus log-likelihood of the whole text, and the counts are its tokens.
     """
@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return float(self.sums.sum() / self.counts.sum())
 
     def interval(self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
@@ -126,11 +126,11 @@ def _block_weights(mask: np.ndarray, block_size: int) -> np.ndarray:
 
 
 def _groups(layouts: Sequence[Layout]) -> Iterator[list[Layout]]:
-    """Consecutive layouts up to about `ROWS_A_PACK` rows."""
+    """Consecutive layouts up to about `PACK_ROWS` rows."""
     group: list[Layout] = []
     rows = 0
     for layout in layouts:
-        if group and rows + len(layout.tokens) > ROWS_A_PACK:
+        if group and rows + len(layout.tokens) > PACK_ROWS:
             yield group
             group, rows = [], 0
         group.append(layout)

@@ -1,4 +1,4 @@
-"""What a training sequence is made of: a prefix and a window from one article, by one of several relations."""
+"""Training examples: a prefix and a window from one article, related in one of several ways."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from diffscore_fast.training.corpus import Corpus
 Rng = np.random.Generator
 Range = tuple[int, int]  # half-open, of tokens
 Pair = tuple[Range, Range]  # prefix, window
-TRIES = 50  # a draw that an article cannot serve (too short, one paragraph) is repeated with another article
+MAX_TRIES = 50  # where an article has no such pair (too short, one paragraph), another article is drawn
 
 
 @dataclass(frozen=True)
 class Example:
-    """Text to learn from: `window` int64 [W] is predicted, `prefix` int64 [P] is only read (empty but for `prefix`).
+    """Text to learn from: `window` int64 [W] is predicted, `prefix` int64 [P] is only read.
 
-    Neither holds the start token; the layout adds it. `copies` of the window, each under a mask of its own, share the
-    prefix's pass, as the draws of a score do.
+    `prefix` is empty unless the pattern is `prefix`. The layout adds the start token. `copies` of the window, each
+    under a mask of its own, share one pass of the prefix, as the draws of a score do.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Mixture:
 
 
 class ExampleSampler:
-    """Draws examples from a corpus. The draws depend on the generator alone, never on what was drawn before."""
+    """Draws examples from a corpus. A draw depends on the generator only, not on earlier draws."""
 
     def __init__(self, corpus: Corpus, mixture: Mixture) -> None:
         self.corpus = corpus
@@ -89,13 +89,13 @@ class ExampleSampler:
         window_lengths = self.mixture.long_window_lengths if long else self.mixture.window_lengths
         prefix_limit, window_limit = log_uniform(rng, *lengths), log_uniform(rng, *window_lengths)
         relation = getattr(self, f"_{kind}")
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             pair = relation(rng, self._article(rng), prefix_limit, window_limit)
             if pair is not None:
                 (prefix_start, prefix_stop), (start, stop) = pair
                 prefix, window = self._tokens(prefix_start, prefix_stop), self._tokens(start, stop)
                 return Example(kind, "prefix", 0, prefix, window, 1 if long else self.mixture.copies)
-        raise ValueError(f"no article of the corpus serves pairs of kind {kind!r} after {TRIES} tries")
+        raise ValueError(f"no article of the corpus has pairs of kind {kind!r} after {MAX_TRIES} tries")
 
     # Each relation returns the token ranges of prefix and window, or None where the article has no such pair.
 
@@ -130,7 +130,7 @@ class ExampleSampler:
         return self._head(one, one + 1, prefix_limit), self._head(other, other + 1, window_limit)
 
     def _extract(self, rng: Rng, article: int, prefix_limit: int, window_limit: int) -> Pair | None:
-        """A run of paragraphs, then consecutive sentences out of it: teaches to find content in the prefix."""
+        """A run of paragraphs, then consecutive sentences of it: teaches to find content in the prefix."""
         first, last = self._own_paragraphs(article)
         if last <= first:
             return None

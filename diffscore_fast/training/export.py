@@ -1,4 +1,4 @@
-"""A run's checkpoint to the folder that ships: 8-bit rows, checked against the float weights, with a model card."""
+"""Export of a run's checkpoint: weights in 8-bit rows, checked against the float weights, with a model card."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.evaluation import Measured, held_out_losses
 from diffscore_fast.training.optimiser import AVERAGE_HORIZON
 
-MAX_CHANGE = 0.01  # nats a token that rounding to 8 bits may cost
+MAX_CHANGE = 0.01  # nats per token that rounding to 8 bits may cost
 CARD = Path(__file__).parent / "model_card.md"
 
 
 def export_checkpoint(
-    run: Path, train: Corpus, held_out: Corpus, out: Path, *, sequences: int, largest_change: float = MAX_CHANGE
+    run: Path, train: Corpus, held_out: Corpus, out: Path, *, sequences: int, max_change: float = MAX_CHANGE
 ) -> str:
     """Write config.json, model.safetensors, tokenizer.json and MODEL_CARD.md to `out`; returns the checksum.
 
     Raises
     ------
     CheckpointError
-        If rounding moves a held-out loss by more than `largest_change`.
+        If rounding moves a held-out loss by more than `max_change`.
     """
     # A copy first: a running trainer may replace its checkpoint at any time.
     with tempfile.TemporaryDirectory() as scratch:
@@ -40,7 +40,7 @@ def export_checkpoint(
         rounded = load_model(fresh, dtype=torch.float32).bert
         before, after = (held_out_losses(network, held_out, sequences=sequences) for network in (exact, rounded))
         for one, other in zip(before, after, strict=True):
-            if abs(one.mean - other.mean) > largest_change:
+            if abs(one.mean - other.mean) > max_change:
                 raise CheckpointError(f"{one.setting}: {one.mean:.4f} nats become {other.mean:.4f} in 8 bits")
         settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
         progress = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def export_checkpoint(
 
 
 def loss_table(rounded: list[Measured], exact: list[Measured]) -> str:
-    """A Markdown table, a row a setting."""
+    """A Markdown table with one row per setting."""
     lines = ["| setting | nats | 95% interval | before rounding |", "|---|---|---|---|"]
     for one, other in zip(rounded, exact, strict=True):
         low, high = one.interval()

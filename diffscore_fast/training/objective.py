@@ -31,7 +31,7 @@ class Losses:
 
 
 def stratified_ratios(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Mask ratios t_j = (j + u_j) / count, one in each of `count` equal parts of (0, 1), in random order: [count]."""
+    """Mask ratios t_j = (j + u_j) / count, one in each of `count` equal parts of (0, 1), in random order. [count]"""
     return rng.permutation((np.arange(count) + rng.random(count)) / count)
 
 
@@ -44,7 +44,7 @@ def mask_by_ratio(length: int, ratio: float, rng: np.random.Generator) -> np.nda
 
 
 def mask_blocks(length: int, block_size: int, rng: np.random.Generator) -> np.ndarray:
-    """In each block a number of masked tokens uniform in 1..(tokens of the block), at uniform places. bool [length]
+    """bool [length]: in each block of n tokens, a number of masked tokens uniform in 1..n, at uniform places.
 
     The start token takes place 0 of the first block, so window token i lies in block (i + 1) // block_size.
     """

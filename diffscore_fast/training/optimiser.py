@@ -1,4 +1,4 @@
-"""Rates, their schedule, and the running average of weights that is evaluated and shipped."""
+"""Learning rates, their schedule, and the running average of weights that is evaluated and exported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EMBEDDINGS = ("token_embedding", "position_embedding", "type_embedding", "embedd
 class Schedule:
     """Learning rates per group, and when they apply.
 
-    For the first `head_steps` only the head learns. Then all groups warm up over `warmup_steps`, and after `hold_steps`
-    fall as 1 / sqrt(step): a schedule without an end, so that a run can go on for as long as there is time. Weights to
-    be shipped gain from a `cooldown`: from its first step to its last, steps of the run, rates fall linearly to zero.
+    For the first `head_steps` only the head learns. Then all groups warm up over `warmup_steps`; after `hold_steps`
+    rates fall as 1 / sqrt(step). This schedule has no end, so a run can go on for as long as there is time. `cooldown`
+    (first step, last step of the run) makes rates fall linearly to zero; exported weights gain from it.
     """
 
     head: float = 1e-3
@@ -36,12 +36,12 @@ class Schedule:
             raise ValueError(f"a cooldown goes from a step to a later one, not {self.cooldown}")
 
     def factor(self, step: int) -> float:
-        """What all rates are multiplied by at `step` (of the stage that trains everything, or of the head's own)."""
+        """Factor of all rates at `step`, counted within the stage (head alone, or everything)."""
         warmup = min(1.0, (step + 1) / self.warmup_steps)
         return warmup * min(1.0, (self.hold_steps / (step + 1)) ** 0.5)
 
     def cooling(self, step: int) -> float:
-        """What the cooldown multiplies all rates by at `step` of the run; 1 without one."""
+        """Factor of the cooldown at `step` of the run; 1 without a cooldown."""
         if self.cooldown is None:
             return 1.0
         first, last = self.cooldown
@@ -68,10 +68,10 @@ def parameter_groups(backbone: nn.Module, schedule: Schedule) -> list[dict]:
 
 
 class WeightAverage:
-    """Exponential moving average of weights: steadier than the last step's, and good at any time of a run.
+    """Exponential moving average of weights: less noisy than the last step's weights, at any time of a run.
 
-    Updated every `every` steps. The horizon is about a fifth of the steps so far, `horizon` at most: early weights, far
-    from where the run is, are soon forgotten.
+    Updated every `every` steps. It averages over about a fifth of the steps so far, at most over `horizon` steps, so
+    that early weights are soon forgotten.
     """
 
     def __init__(self, model: nn.Module, every: int = 8, horizon: int = AVERAGE_HORIZON) -> None:

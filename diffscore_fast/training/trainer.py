@@ -1,12 +1,7 @@
-"""The training loop: draw, mask, step, log, evaluate, checkpoint. Resumable at any step."""
+"""Training of a BERT network under all attention patterns. Resumable at any step."""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import json
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,25 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.training.checkpoint import restore_checkpoint, save_checkpoint, swapped_weights
 from diffscore_fast.training.corpus import Corpus
 from diffscore_fast.training.evaluation import held_out_losses
 from diffscore_fast.training.examples import Example, ExampleSampler, Mixture
-from diffscore_fast.training.objective import mask_examples, masked_losses, sample_rows
+from diffscore_fast.training.objective import mask_examples, sample_rows
 from diffscore_fast.training.optimiser import Schedule, WeightAverage, parameter_groups
 from diffscore_fast.training.patterns import pack_layouts
+from diffscore_fast.training.run import TrainingRun, draw_up_to, update
+
+PRINT_STEPS = 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on but its corpus and starting weights."""
+    """Everything that a run depends on, apart from its corpus and starting weights."""
 
     seed: int = 0
-    tokens_a_step: int = 1536  # rows of a pack: prefix, window, and both streams of a block sequence
-    rows_a_step: int = 448  # masked rows that pass the vocabulary projection
+    tokens_per_step: int = 1536  # rows of a pack: prefix, window, and both streams of a block sequence
+    rows_per_step: int = 448  # masked rows that are projected to the vocabulary
     checkpoint_seconds: float = 300.0
     evaluation_seconds: float = 1800.0
     evaluation_sequences: int = 16
@@ -41,91 +38,59 @@ class Settings:
     schedule: Schedule = field(default_factory=Schedule)
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """Trains a backbone on examples of a corpus.
 
-    Step s draws its examples and masks from a generator seeded by (seed, s), so a resumed run sees what an
-    uninterrupted one would have seen.
+    Step s draws its examples and masks from a generator seeded by (seed, s), so that a resumed run makes the steps of
+    an uninterrupted one.
 
     Parameters
     ----------
     backbone : BertBackbone
         Starting weights; trained in place.
     source : Path
-        The model folder they came from; checkpoints copy its config and tokenizer.
+        The model folder that they came from; checkpoints copy its config and tokenizer.
     train, held_out : Corpus
         Articles to learn from, and articles that are only evaluated on.
     folder : Path
-        The run's folder (see `checkpoint`). Where it holds a checkpoint, the run goes on from there.
+        The run's folder (see `run` and `checkpoint`). If it has a checkpoint, the run goes on from there.
+    settings : Settings
     """
 
     def __init__(
         self, backbone: BertBackbone, source: Path, train: Corpus, held_out: Corpus, folder: Path, settings: Settings
     ) -> None:
+        super().__init__(folder)
         self.backbone = backbone.train().requires_grad_(True)
-        self.source = source
-        self.held_out = held_out
-        self.folder = folder
-        self.settings = settings
+        self.source, self.held_out, self.settings = source, held_out, settings
         self.sampler = ExampleSampler(train, settings.mixture)
         self.groups = parameter_groups(backbone, settings.schedule)
         self.optimiser = torch.optim.AdamW(self.groups, lr=0.0, betas=(0.9, 0.98), eps=1e-6, fused=True)
         self.average = WeightAverage(backbone)
-        self.step_number = self.tokens = 0
-        self.seconds = 0.0
         self.warm_from = settings.schedule.head_steps
-        folder.mkdir(parents=True, exist_ok=True)
-        progress = restore_checkpoint(folder, backbone, self.average, self.optimiser)
-        if progress is not None:
-            self.step_number, self.tokens = progress["step"], progress["tokens"]
-            self.seconds, self.warm_from = progress["seconds"], progress["warm_from"]
-            if not progress["optimiser_restored"]:
-                self.warm_from = max(self.warm_from, self.step_number)
-        record_settings(folder, self.step_number, settings)
+        self._saved = self._evaluated = time.monotonic()
+        self.open_folder(settings)
 
     def run(self, *, steps: int) -> None:
         """Go on until `steps` steps have been made in all, or SIGTERM comes; either way checkpoint at the end."""
-        stopped: list[int] = []
-        handler = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-        started = saved = evaluated = time.monotonic()
-        before = self.seconds
-        while self.step_number < steps and not stopped:
-            row = self.step()
-            now = time.monotonic()
-            self.seconds = before + now - started
-            self._log("log.csv", {**row, "seconds": round(self.seconds, 1)})
-            if self.step_number % 20 == 0:
-                print(json.dumps({**row, "seconds": round(self.seconds)}), file=sys.stderr, flush=True)
-            if now - saved > self.settings.checkpoint_seconds:
-                self.save()
-                saved = time.monotonic()
-            if now - evaluated > self.settings.evaluation_seconds:
-                self.evaluate()
-                evaluated = time.monotonic()
-        signal.signal(signal.SIGTERM, handler)
-        self.save()
-        if not stopped:
-            self.evaluate()
+        self._saved = self._evaluated = time.monotonic()
+        self.go_on(steps)
 
     def step(self) -> dict[str, float | None]:
-        """One update; returns the row for the log: the step, tokens read, and mean loss per pattern."""
+        """One update; returns the row for the log: step, tokens read, gradient norm, and mean loss by pattern."""
         rng = np.random.default_rng([self.settings.seed, self.step_number])
         examples = self._draw(rng)
         pack = pack_layouts(mask_examples(examples, self.backbone.spec, rng))
-        chosen = sample_rows(pack, self.settings.rows_a_step, rng)
+        chosen = sample_rows(pack, self.settings.rows_per_step, rng)
         self._set_rates()
-        losses = masked_losses(self.backbone, pack, chosen).per_sequence()
-        self.optimiser.zero_grad(set_to_none=True)
-        losses.mean().backward()
-        trained = [parameter for group in self.groups for parameter in group["params"] if parameter.grad is not None]
-        norm = nn.utils.clip_grad_norm_(trained, self.settings.schedule.clip)
-        self.optimiser.step()
+        parameters = [parameter for group in self.groups for parameter in group["params"]]
+        losses, norm = update(self.backbone, pack, chosen, self.optimiser, parameters, self.settings.schedule.clip)
         self.step_number += 1
         self.tokens += len(pack.tokens)
         self.average.update(self.backbone, self.step_number)
         row: dict[str, float | None] = {"step": self.step_number, "tokens": self.tokens}
-        row["gradient_norm"] = round(float(norm), 3)
-        values = losses.detach().numpy()
+        row["gradient_norm"] = round(norm, 3)
+        values = losses.numpy()
         for pattern in ("full", "prefix", "block"):
             of_pattern = values[[example.pattern == pattern for example in examples]]
             row[pattern] = round(float(of_pattern.mean()), 4) if len(of_pattern) else None
@@ -145,25 +110,45 @@ class Trainer:
         with swapped_weights(self.backbone, self.average):
             measured = held_out_losses(self.backbone, self.held_out, sequences=self.settings.evaluation_sequences)
         losses = {item.setting: round(item.mean, 4) for item in measured}
-        row = {"step": self.step_number, "tokens": self.tokens, "seconds": round(self.seconds, 1), **losses}
-        self._log("evaluation.csv", row)
-        print(json.dumps(row), file=sys.stderr, flush=True)
+        self.record_evaluation(losses)
         return losses
 
+    def before_step(self) -> None:
+        """Nothing is due: checkpoints and evaluations go by time."""
+
+    def after_step(self, row: Mapping[str, Any]) -> None:
+        if self.step_number % PRINT_STEPS == 0:
+            self.print_progress(row)
+        if time.monotonic() - self._saved > self.settings.checkpoint_seconds:
+            self.save()
+            self._saved = time.monotonic()
+        if time.monotonic() - self._evaluated > self.settings.evaluation_seconds:
+            self.evaluate()
+            self._evaluated = time.monotonic()
+
+    def finish(self) -> None:
+        self.evaluate()
+
+    def restore(self) -> None:
+        progress = restore_checkpoint(self.folder, self.backbone, self.average, self.optimiser)
+        if progress is None:
+            return
+        self.step_number, self.tokens = progress["step"], progress["tokens"]
+        self.seconds, self.warm_from = progress["seconds"], progress["warm_from"]
+        if not progress["optimiser_restored"]:
+            self.warm_from = max(self.warm_from, self.step_number)
+
     def _draw(self, rng: np.random.Generator) -> list[Example]:
-        """Examples up to the step's budget of rows; at least one, whatever its length."""
-        examples: list[Example] = []
-        left = self.settings.tokens_a_step
-        while True:
-            example = self.sampler.draw(rng)
+        """The step's examples, up to its tokens: start token, prefix, and the window once per copy or stream."""
+
+        def cost(example: Example) -> int:
             streams = 2 if example.pattern == "block" else example.copies
-            left -= 1 + len(example.prefix) + streams * len(example.window)
-            if examples and left < 0:
-                return examples
-            examples.append(example)
+            return 1 + len(example.prefix) + streams * len(example.window)
+
+        return draw_up_to(self.settings.tokens_per_step, lambda: self.sampler.draw(rng), cost)
 
     def _set_rates(self) -> None:
-        """Rates of this step; in the head's own stage the other groups take no part at all."""
+        """Set the rates of this step; in the stage of the head alone, the other groups are frozen."""
         schedule = self.settings.schedule
         head_alone = self.step_number < schedule.head_steps
         stage_step = self.step_number if head_alone else self.step_number - self.warm_from
@@ -173,22 +158,3 @@ class Trainer:
             group["lr"] = base * schedule.factor(stage_step) * schedule.cooling(self.step_number)
             for parameter in group["params"]:
                 parameter.requires_grad_(learns)
-
-    def _log(self, name: str, row: Mapping[str, float | None]) -> None:
-        path = self.folder / name
-        fresh = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, row.keys())
-            if fresh:
-                writer.writeheader()
-            writer.writerow(row)
-
-
-def record_settings(folder: Path, step: int, settings: Any) -> None:
-    """Append the settings, a dataclass, to the folder's settings.json, a list, where they differ from the last ones."""
-    path = folder / "settings.json"
-    history = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    now = json.loads(json.dumps(dataclasses.asdict(settings)))
-    if not history or {**history[-1], "from_step": 0} != {"from_step": 0, **now}:
-        history.append({"from_step": step, **now})
-        path.write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ CONTROL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUING = "##"
 
 
-def count_pieces(text_path: Path, tokenizer: TextTokenizer, lines_a_call: int = 4096) -> np.ndarray:
+def count_pieces(text_path: Path, tokenizer: TextTokenizer, lines_per_call: int = 4096) -> np.ndarray:
     """How often each piece occurs in a text file: int64 [V]."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     lines: list[str] = []
@@ -28,19 +28,19 @@ def count_pieces(text_path: Path, tokenizer: TextTokenizer, lines_a_call: int = 
     with text_path.open(encoding="utf-8") as file:
         for line in file:
             lines.append(line.strip())
-            if len(lines) == lines_a_call:
+            if len(lines) == lines_per_call:
                 count()
     count()
     return counts
 
 
 def choose_pieces(pieces: Sequence[str], counts: np.ndarray, size: int) -> list[str]:
-    """`size` of the pieces: control tokens, single characters, whatever characters alone cannot spell, then by count.
+    """`size` of the pieces: control tokens, single characters, pieces that characters cannot spell, then by count.
 
-    WordPiece takes the longest piece that fits, from left to right, and gives up on the whole word where none does. It
-    never gives up while every character of the word is itself a piece: plain at the start, with ## after it. So a piece
-    may go only if all its characters stay in the form that its place asks for; a piece such as a rare ligature whose
-    ## form does not exist stays whole.
+    WordPiece takes the longest piece that fits, from left to right, and makes the whole word unknown where none fits.
+    This cannot happen while every character of the word is a piece of its own: plain at the start, with ## after it. So
+    a piece may be dropped only if all its characters are kept in the form that their place needs. A piece such as a
+    rare ligature whose ## form does not exist is kept.
     """
     known = set(pieces)
     counted = {piece: int(count) for piece, count in zip(pieces, counts, strict=True)}

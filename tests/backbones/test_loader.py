@@ -49,8 +49,8 @@ def scores(model):
 
 
 def random_streams():
-    kind, keys, *rest = np.random.get_state()
-    return [torch.get_rng_state().tolist(), random.getstate(), kind, keys.tolist(), rest]
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return [torch.get_rng_state().tolist(), random.getstate(), kind, np.array(keys).tolist(), rest]
 
 
 def change_config(folder, **changes):

@@ -1,4 +1,4 @@
-"""The script for GPUs runs, and passes, in Triton's interpreter before a GPU sees it."""
+"""The bench for GPUs runs in Triton's interpreter, so that no mistake in it waits for a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def test_every_check_passes_in_the_interpreter():
+def test_every_case_is_timed_in_the_interpreter():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "bench.gpu", "--device", "cpu", "--small"],
         cwd=Path(__file__).parents[2],
@@ -17,4 +17,5 @@ def test_every_check_passes_in_the_interpreter():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "linear + cross_entropy" in done.stdout and "FAILED" not in done.stdout
+    for timed in ("masked_logprob triton", "masked_logprob linear", "prefix_attention triton", "score packs of 64"):
+        assert timed in done.stdout

@@ -4,8 +4,8 @@ from bench.kernel_cases import all_cases
 from bench.kernels import table
 
 
-def test_ratios_are_medians_of_a_turns_own_ratio():
-    """The medians of two rivals lie in different turns, and the ratio of medians is another number."""
+def test_ratios_are_medians_of_the_ratios_within_a_turn():
+    """The medians of the two implementations lie in different turns, so the ratio of medians is another number."""
     case = next(case for case in all_cases(True) if case.kernel == "prefix_attention")
     ours, reference = [1.0, 2.0, 10.0], [3.0, 20.0, 40.0]
     rows = {row["implementation"]: row for row in table(case, {"cpu": ours, "reference": reference})}

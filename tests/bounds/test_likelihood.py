@@ -99,7 +99,7 @@ def test_a_surrogate_may_be_any_function_of_the_tokens(bounds):
 
     with pytest.raises(InputError, match="attribute `name`"):
         bounds.estimate(TEXTS, surrogate=answers)
-    answers.name = "my answers"
+    answers.name = "my answers"  # type: ignore[attr-defined]
     table = bounds.estimate([*TEXTS, "", None], surrogate=answers)
     np.testing.assert_allclose(table.upper[:3], own.upper, rtol=1e-4)
     assert table.signature.surrogate == "my answers" and table.status[3:] == ["empty_text", "missing"]
@@ -228,7 +228,7 @@ def test_a_surrogate_that_rules_a_text_out_leaves_the_others_alone(bounds):
     def surrogate(texts: list[np.ndarray]) -> list[np.ndarray]:
         return [np.where(ids == ids[0], -np.inf if len(ids) > 9 else -4.0, -4.0) for ids in texts]
 
-    surrogate.name = "test"
+    surrogate.name = "test"  # type: ignore[attr-defined]
     alone = bounds.estimate(TEXTS[1:], surrogate=surrogate)
     together = bounds.estimate(TEXTS, surrogate=surrogate)
     assert together.upper[0] == np.inf and together.interval()[1][0] == np.inf
@@ -256,7 +256,12 @@ def test_a_text_with_many_draws_is_evaluated_in_chunks(bounds, monkeypatch):
     text, options = [" ".join(TEXTS) * 2], dict(orders=64, surrogate_orders=64)
     whole = bounds.estimate(text, **options)
     made = []
-    monkeypatch.setattr(bounds_module, "SampledOrders", lambda *arguments: made.append(1) or SampledOrders(*arguments))
+
+    def sampled(*arguments):
+        made.append(1)
+        return SampledOrders(*arguments)
+
+    monkeypatch.setattr(bounds_module, "SampledOrders", sampled)
     monkeypatch.setattr(bounds._runner, "plan_tokens", 1024)
     parts = bounds.estimate(text, **options)
     assert len(made) == whole.num_tokens[0] // 8 + 1  # two blocks of 4 tokens, the first with the start token, a part

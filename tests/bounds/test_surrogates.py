@@ -21,7 +21,7 @@ def test_the_same_network_as_a_surrogate_is_the_autoregressive_one():
     own = bounds.estimate(TEXTS, surrogate="autoregressive", orders=4)
     other = bounds.estimate(TEXTS, surrogate=NetworkSurrogate(EMBEDDED_MODELS["mini"]), orders=4)
     np.testing.assert_allclose(other.upper, own.upper, rtol=1e-3)
-    assert "NetworkSurrogate(" in other.signature.surrogate
+    assert "NetworkSurrogate(" in str(other.signature.surrogate)
     with pytest.raises(InputError, match="fewer than the texts use"):
         NetworkSurrogate("mini")([np.array([10**6], np.int32)])
 

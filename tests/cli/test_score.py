@@ -301,7 +301,12 @@ def test_a_profile_of_the_run_is_printed_and_written(run):
 
 def test_a_memory_size_reaches_the_scorer(run, mini, monkeypatch):
     given = []
-    monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: given.append(options["memory"]) or mini)
+
+    def scorer(model, **options):
+        given.append(options["memory"])
+        return mini
+
+    monkeypatch.setattr(score_module, "DiffScorer", scorer)
     assert run("--memory", "800M")[0].exit_code == 0 and given == [800 << 20]
     result, _ = run("--memory", "much")
     assert result.exit_code == 2 and "'much' is not understood" in result.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,13 +128,14 @@ def test_bertscore_is_both_directions_and_their_mean(model, folder):
 
 
 def test_bertscore_takes_the_best_of_several_references(folder):
-    options = dict(model_type=folder, device="cpu", draws=5)
+    options: dict[str, Any] = dict(model_type=folder, device="cpu", draws=5)
     references = [SOURCES, SOURCES[:1]]
     got = bertscore.score(TARGETS, references, **options)
     first = bertscore.score([TARGETS[0]] * 2, SOURCES, **options)
     second = bertscore.score(TARGETS[1:], SOURCES[:1], **options)
     for best, several, one in zip(got, first, second, strict=True):
-        np.testing.assert_allclose(best, [several.max(), one[0]], atol=1e-5)
+        assert isinstance(best, torch.Tensor) and isinstance(several, torch.Tensor) and isinstance(one, torch.Tensor)
+        torch.testing.assert_close(best, torch.stack([several.max(), one[0]]), rtol=0, atol=1e-5)
     with pytest.warns(UserWarning, match="empty_candidate"):
         assert torch.isnan(bertscore.score([""], [SOURCES], **options)[2]).all()
 
@@ -148,5 +150,5 @@ def test_bare_strings_and_missing_references(scorer, folder):
     with pytest.raises(InputError, match="srcs is one string"):
         scorer.multi_ref_score("ab", [["a b"], ["c d"]])
     with pytest.warns(UserWarning, match="1 missing"):
-        precision, _, _ = bertscore.score(["A cat sat.", "A cat sat."], ["A cat.", float("nan")], model_type=folder)
+        precision, _, _ = bertscore.score(["A cat sat.", "A cat sat."], ["A cat.", float("nan")], model_type=folder)  # type: ignore[list-item]
     assert precision.isnan().tolist() == [False, True]

@@ -49,7 +49,7 @@ def test_errors_of_the_work_come_in_order_and_a_caller_may_stop():
         next(results)
     stopped = one_ahead([1, 1, 1], work)
     assert next(stopped) == 1
-    stopped.close()
+    stopped.close()  # type: ignore[attr-defined]
     assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
 
 

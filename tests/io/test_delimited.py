@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io import delimited
-from diffscore_fast.io.delimited import DelimitedReader
+from diffscore_fast.io.delimited import DelimitedReader, DelimitedWriter
 from diffscore_fast.io.dialect import AUTO, DialectOptions
 from diffscore_fast.io.files import open_reader
 from tests.support.rows import ADDED, run_lengths
@@ -132,7 +132,7 @@ def test_csv_to_tsv_and_back_keeps_every_value(tmp_path):
         ['"', "e"],
         [r"\\t\\", r"\\x"],
     ]
-    assert run._writer.escaped_rows == 3
+    assert isinstance(run._writer, DelimitedWriter) and run._writer.escaped_rows == 3
     for quoting, values in (("escaped", expected), ("auto", [line.split("\t")[:2] for line in lines[1:-1]])):
         reader = DelimitedReader(str(tmp_path / "out.tsv"), "tsv", DialectOptions(quoting=quoting))
         assert [list(record.fields.values())[:2] for record in reader] == values
@@ -268,12 +268,14 @@ def test_rows_with_fewer_fields_are_filled_and_counted(tmp_path, name, mark):
     rows = [mark.join([b"ab", *[b"x"] * 33])] * 200
     (tmp_path / name).write_bytes(b"\n".join([mark.join(names), *rows, b""]))
     run = run_lengths(tmp_path / name, tmp_path / f"out_{name}")
-    assert run.statuses == {"ok": 200} and run._reader.short_rows == 200
+    assert run.statuses == {"ok": 200}
+    assert isinstance(run._reader, DelimitedReader) and run._reader.short_rows == 200
     assert run._reader.remarks == {"rows with fewer fields": "200, the missing ones are empty"}
     written = (tmp_path / f"out_{name}").read_bytes().splitlines()
     assert all(line.startswith(before + mark * 3 + b"-2.0") for line, before in zip(written[1:], rows, strict=True))
     reader = open_reader(str(tmp_path / f"out_{name}"))
-    assert all(record.fields["status"] == "ok" for record in reader) and reader.short_rows == 0
+    assert all(record.fields["status"] == "ok" for record in reader)
+    assert isinstance(reader, DelimitedReader) and reader.short_rows == 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from diffscore_fast.io import json_array
 from diffscore_fast.io.files import open_reader
-from tests.io.test_jsonl import json_values
-from tests.support.rows import pack, run_lengths
+from tests.support.rows import json_values, pack, run_lengths
 
 GOOD = b'{"text": "b"}'
 
@@ -28,7 +27,7 @@ def read(folder, content: bytes, name: str = "in.json"):
 @pytest.mark.parametrize("name", ["in.json", "in.json.gz", "in.json.zst", "in"])
 def test_elements_are_rows_and_are_written_as_json_lines(tmp_path, monkeypatch, chunk, indent, name):
     monkeypatch.setattr(json_array, "CHUNK", chunk)
-    rows = [{"text": 'a ] } , [ { \\ " \n', "x": [1, {"y": "]"}]}, {"text": "b", "n": {}}, {"text": "é"}]
+    rows: list[dict] = [{"text": 'a ] } , [ { \\ " \n', "x": [1, {"y": "]"}]}, {"text": "b", "n": {}}, {"text": "é"}]
     pack(tmp_path / name, b"\n " + json.dumps(rows, indent=indent, ensure_ascii=False).encode() + b"\n")
     run = run_lengths(tmp_path / name, tmp_path / "out.json")
     written = [json.loads(line) for line in (tmp_path / "out.json").read_bytes().split(b"\n")[:-1]]

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.jsonl import JsonlReader, JsonlWriter
-from tests.support.rows import run_lengths
+from tests.support.rows import json_values, run_lengths
 
 
 def read(tmp_path, content: bytes, name: str = "in.jsonl"):
@@ -70,13 +70,6 @@ def test_gzip_is_recognised_by_content_and_a_cut_one_keeps_its_rows(tmp_path):
     assert len(records) > 1000 and records[-1].fields is None
     assert "cannot be read beyond line" in records[-1].problem
     assert all(record.fields["a"] == i for i, record in enumerate(records[:-1]) if record.fields)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 @settings(max_examples=200, deadline=None)

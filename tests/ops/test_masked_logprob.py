@@ -445,7 +445,7 @@ def test_brgemm_asked_for_runs_or_says_why_not():
         made_by("brgemm", hidden, weight.half(), bias, targets)
     enabled = torch.backends.mkldnn.enabled
     try:
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="oneDNN is switched off"):
             made_by("brgemm", hidden[:, :32], weight[:, :32], bias, targets)
     finally:

@@ -252,7 +252,7 @@ def test_products_asked_for_are_made_or_refused():
         attend("cpu plain", [item.half() for item in inputs], layout)
     enabled = torch.backends.mkldnn.enabled
     try:
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="no products by brgemm: oneDNN is switched off"):
             attend("cpu brgemm", inputs, layout)
     finally:

@@ -51,7 +51,7 @@ def test_controls_are_a_ridge_regression_on_the_other_replicates(length):
             at += range(entry, entry + len(places))
         entry += draws.counts[draw]
         bit += draws.lengths[draw]
-    replicate, tokens, observed = np.array(replicate), np.array(tokens), values[at]
+    replicate, tokens, observed = np.array(replicate), np.array(tokens), values[at]  # type: ignore[assignment]
     features = np.hstack([np.ones((len(tokens), 1)), np.concatenate(rows), np.eye(length)[tokens]])
     ridge = np.diag([*RIDGES, *[TOKEN_RIDGE] * length])
     prior = ridge @ [*PRIOR, *[0.0] * length]

@@ -84,9 +84,10 @@ def test_only_the_first_rows_are_shown_and_the_page_says_so(table):
 
 
 def test_terminal_shows_the_same_texts_without_their_control_characters(table):
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=True, color_system="truecolor")
     console.print(heatmap_terminal(TEXTS, table))
-    shown = console.file.getvalue()
+    shown = file.getvalue()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert "\x1b[31m red" not in shown and "plain words \N{REPLACEMENT CHARACTER}[31m red" in plain
     assert '<script>alert("x")</script> & {braces}' in plain and "All 4 rows." in plain

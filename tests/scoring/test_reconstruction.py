@@ -65,7 +65,7 @@ def draw_expectation(elbo: bool, masking: str, ratio: float) -> float:
         elif size:
             total += chance * table_sum(tuple(mask)) / size
         else:
-            total += chance * np.mean([table_sum(tuple(single)) for single in np.eye(LENGTH, dtype=bool)])
+            total += chance * float(np.mean([table_sum(tuple(single)) for single in np.eye(LENGTH, dtype=bool)]))
     return total
 
 
@@ -325,7 +325,8 @@ def test_correcting_every_draw_gives_the_full_score_and_enumerates_under_full():
             )
             results.append(Runner(backbone).evaluate(estimator, sequences, AttentionPattern(pattern)))
         for name in ("scores", "profile", "token_log_probs"):
-            np.testing.assert_allclose(*(getattr(item, name) for item in results), atol=1e-6)
+            first, second = (getattr(item, name) for item in results)
+            np.testing.assert_allclose(first, second, atol=1e-6)
         assert results[0].stderr[1] == 0 and results[0].full_draws.tolist() == [design.num_draws, 0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -315,8 +316,8 @@ def test_a_pattern_the_model_lacks_is_refused(mini, monkeypatch):
 
 
 def test_signatures_tell_every_choice_apart(mini):
-    base = dict(draws=5)
-    variants = [
+    base: dict[str, Any] = dict(draws=5)
+    variants: list[dict[str, Any]] = [
         {},
         {"seed": 1},
         {"direction": "reverse"},
@@ -340,7 +341,7 @@ def test_signatures_tell_every_choice_apart(mini):
         {"attention": "corrected", "full_draws": 4},
         {"attention": "corrected", "full_draws": "auto"},
     ]
-    seen = {str(mini.score([], [], **{**base, **item}).signature) for item in variants}
+    seen = {str(mini.score([], [], **(base | item)).signature) for item in variants}
     assert len(seen) == len(variants)
     assert all(f"weights:{mini._identity['weights']}" in item for item in seen)
 

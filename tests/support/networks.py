@@ -21,11 +21,20 @@ class BagOfTokens:
         limit = 64
         pattern = PatternSpec(limit, restart_positions=restart_positions)
         self.spec = BackboneSpec(
-            family="bag", name="bag", num_layers=1, num_heads=1, num_kv_heads=1, head_dim=vocab_size,
-            hidden_size=limit + vocab_size, vocab_size=vocab_size, mask_id=1, start_id=2, logit_shift=logit_shift,
+            family="bag",
+            name="bag",
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=vocab_size,
+            hidden_size=limit + vocab_size,
+            vocab_size=vocab_size,
+            mask_id=1,
+            start_id=2,
+            logit_shift=logit_shift,
             patterns={"full": pattern, "prefix": pattern, "block": PatternSpec(limit, block_sizes=(1, 2, 3, 4))},
             default_pattern="prefix",
-        )  # fmt: skip
+        )
         generator = torch.Generator().manual_seed(0)
         self.position_table = torch.randn(vocab_size, limit, generator=generator)
         self.bag_table = torch.randn(vocab_size, vocab_size, generator=generator) * 3
@@ -70,13 +79,27 @@ class RotaryDecoder:
 
     def __init__(self, *, logit_shift: int = 1, dtype: torch.dtype = torch.float32) -> None:
         self.spec = BackboneSpec(
-            family="rotary", name="rotary", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, hidden_size=32,
-            vocab_size=50, mask_id=3, start_id=2, logit_shift=logit_shift, logit_scale=0.7, soft_cap=5.0,
-            excluded_ids=(3,), default_pattern="block",
+            family="rotary",
+            name="rotary",
+            num_layers=3,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            hidden_size=32,
+            vocab_size=50,
+            mask_id=3,
+            start_id=2,
+            logit_shift=logit_shift,
+            logit_scale=0.7,
+            soft_cap=5.0,
+            excluded_ids=(3,),
+            default_pattern="block",
             patterns={
-                "full": PatternSpec(128), "prefix": PatternSpec(128), "block": PatternSpec(128, block_sizes=(1, 2, 4)),
+                "full": PatternSpec(128),
+                "prefix": PatternSpec(128),
+                "block": PatternSpec(128, block_sizes=(1, 2, 4)),
             },
-        )  # fmt: skip
+        )
         generator = torch.Generator().manual_seed(1)
 
         def matrix(rows: int, columns: int) -> Tensor:
@@ -87,10 +110,16 @@ class RotaryDecoder:
         self.vocabulary_weight = torch.cat([matrix(50, 32), torch.full((2, 32), 9.0, dtype=dtype)])
         self.vocabulary_bias = None
         self.layers = [
-            {"q": matrix(32, 32), "kv": matrix(32, 32), "out": matrix(32, 32), "gate": matrix(64, 32),
-             "up": matrix(64, 32), "down": matrix(32, 64)}
+            {
+                "q": matrix(32, 32),
+                "kv": matrix(32, 32),
+                "out": matrix(32, 32),
+                "gate": matrix(64, 32),
+                "up": matrix(64, 32),
+                "down": matrix(32, 64),
+            }
             for _ in range(3)
-        ]  # fmt: skip
+        ]
         self.device, self.dtype, self.linear_implementation = torch.device("cpu"), dtype, None
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
@@ -128,8 +157,15 @@ def _rotate(rows: Tensor, positions: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(rows.dtype)
 
 
-def dense_log_probs(backbone, attention: AttentionPattern, context: list[int], target: list[int], masked: list[bool],
-                    start: int = 0, stop: int | None = None) -> np.ndarray:  # fmt: skip
+def dense_log_probs(
+    backbone,
+    attention: AttentionPattern,
+    context: list[int],
+    target: list[int],
+    masked: list[bool],
+    start: int = 0,
+    stop: int | None = None,
+) -> np.ndarray:
     """Second implementation: no windows, no cache, no packing. One sequence, one boolean mask, all rows everywhere.
 
     Prefix and window of one line are computed together; the prefix rows cannot see the window, so that what they
@@ -146,8 +182,10 @@ def dense_log_probs(backbone, attention: AttentionPattern, context: list[int], t
     else:
         first = max((base + start) // attention.block_size * attention.block_size - spec.logit_shift, 0)
     last = base + stop
-    window = [spec.mask_id if base + start <= place and masked[place - base - start] else line[place]
-              for place in range(first, last)]  # fmt: skip
+    window = [
+        spec.mask_id if base + start <= place and masked[place - base - start] else line[place]
+        for place in range(first, last)
+    ]
     # Clean rows come in whole blocks: with a logit shift, one more than the window may see.
     clean = first if attention.name != "block" else -(-first // attention.block_size) * attention.block_size
     tokens = torch.tensor(line[:clean] + window)

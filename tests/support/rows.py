@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from diffscore_fast.cli.rows import FileRun
@@ -40,6 +41,13 @@ ADDED = {
     "token_scores": "spans",
     "interval": "numbers",
 }
+
+# Any value that JSON can hold.
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.config import EMBEDDED_MODELS
 from diffscore_fast.text.tokenizer import _PARTING_PATTERNS, TextTokenizer
 
-MOST = 60
+MAX_TOKENS = 60
 WORDS = [
     "cat",
     "sat",
@@ -76,20 +76,20 @@ def test_a_beginning_has_the_tokens_of_the_whole_and_only_a_long_text_has_one(re
     assert tokenizer._parts_at_borders
     texts = [hostile_text(seed) for seed in range(300)]
     cut = 0
-    for item, whole in zip(tokenizer.encode_up_to(texts, MOST), tokenizer.encode(texts), strict=True):
-        assert (len(item.ids) > MOST) == (len(whole.ids) > MOST)
+    for item, whole in zip(tokenizer.encode_up_to(texts, MAX_TOKENS), tokenizer.encode(texts), strict=True):
+        assert (len(item.ids) > MAX_TOKENS) == (len(whole.ids) > MAX_TOKENS)
         assert item.ids.tolist() == whole.ids[: len(item.ids)].tolist()
         assert item.spans.tolist() == whole.spans[: len(item.ids)].tolist()
         assert item.is_beginning or len(item.ids) == len(whole.ids)
-        assert not item.is_beginning or len(item.ids) == MOST + 1
+        assert not item.is_beginning or len(item.ids) == MAX_TOKENS + 1
         cut += item.is_beginning
     assert cut > 50
 
 
 def test_many_characters_may_be_few_tokens(mini):
     for text in ("a" + " " * 200_000 + "b", "q" * 200_000, "word " + "\u200b" * 100_000 + " a b", " " * 100_000):
-        (item,), (whole,) = mini.encode_up_to([text], MOST), mini.encode([text])
-        assert len(whole.ids) <= MOST and item.ids.tolist() == whole.ids.tolist() and not item.is_beginning
+        (item,), (whole,) = mini.encode_up_to([text], MAX_TOKENS), mini.encode([text])
+        assert len(whole.ids) <= MAX_TOKENS and item.ids.tolist() == whole.ids.tolist() and not item.is_beginning
 
 
 def test_an_unknown_tokenizer_reads_the_whole_text(tmp_path):
@@ -106,7 +106,7 @@ def test_an_unknown_tokenizer_reads_the_whole_text(tmp_path):
         content = json.dumps({**stored, **change})
         tokenizer = TextTokenizer(tmp_path / "tokenizer.json", "[MASK]", "[CLS]", content=content)
         assert not tokenizer._parts_at_borders
-        assert not tokenizer.encode_up_to(["the cat sat " * 1000], MOST)[0].is_beginning
+        assert not tokenizer.encode_up_to(["the cat sat " * 1000], MAX_TOKENS)[0].is_beginning
 
 
 def test_rows_and_bounds_say_so_and_a_cut_source_is_counted_whole(monkeypatch):

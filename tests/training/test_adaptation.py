@@ -22,12 +22,12 @@ from diffscore_fast.training.adaptation import (
     Adaptation,
     AdaptationSettings,
     read_checkpoint,
-    rewind,
 )
 from diffscore_fast.training.corpus import load_corpus, prepare_corpus
 from diffscore_fast.training.lora import AdaptedLlama, read_adapter, write_merged_folder
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_prefix, pack_layouts
+from diffscore_fast.training.run import rewind
 from tests.support.checkpoints import save_causal_prefix_model
 
 WORDS = ["cat", "mat", "died", "ship", "cruise", "people", "The", "two", "sat", "on", "in", "Rico", "Puerto"]

