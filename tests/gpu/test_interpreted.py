@@ -17,7 +17,7 @@ from tests.support.gpu import INTERPRETED
 def test_the_tests_for_gpus_pass_in_the_interpreter():
     # A process of its own: Triton reads the variable once, when it is imported.
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"],
+        [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -45,10 +45,11 @@ def model_folder(tmp_path: Path) -> Path:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    network = build_bert("tiny", CONFIG, *read_patterns(CONFIG), mask_id=4, start_id=2)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = build_bert("tiny", CONFIG, *read_patterns(CONFIG), mask_id=4, start_id=2)
+        for parameter in network.parameters():
+            parameter.data += 0.3 * torch.randn(parameter.shape)
     save_weights(folder / "model.safetensors", state_in_bert_layout(network), eight_bit=False)
     return folder
 
