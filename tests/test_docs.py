@@ -118,13 +118,9 @@ def test_pages_link_to_files_and_headings_that_exist():
                 continue
             name, _, heading = target.partition("#")
             path = page if not name else (page.parent / name)
-            assert path.exists() or path.name in NOT_YET, f"{page.name}: {target}"
-            if heading and path.suffix == ".md" and path.exists():
+            assert path.exists(), f"{page.name}: {target}"
+            if heading and path.suffix == ".md":
                 assert heading in headings(path), f"{page.name}: {target}"
-
-
-# Written beside these pages; strike each out when it is there.
-NOT_YET = {"ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"}
 
 
 def headings(path: Path) -> set[str]:
