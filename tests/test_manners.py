@@ -108,6 +108,40 @@ def test_a_forked_child_scores_though_the_parent_has_used_openmp_and_holds_the_l
     assert done.stdout == "" and done.stderr == ""
 
 
+LOADED_IN_FORK = """
+import multiprocessing, sys
+import torch
+from diffscore_fast.backbones.loader import load_model
+from diffscore_fast.engine.check import check_packing
+from diffscore_fast.engine.plan import AttentionPattern
+from diffscore_fast.engine.runner import Runner
+torch.set_num_threads(2)
+loaded = load_model("mini")  # OpenMP's threads convert its 8-bit weights
+def work():
+    if sys.argv[1] == "load":
+        load_model("mini")
+    else:
+        check_packing(Runner(loaded.backbone), AttentionPattern("prefix"))
+    sys.exit(0 if torch.get_num_threads() == 1 else "more than one thread")
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join(60)
+if child.exitcode is None:
+    child.kill()
+    sys.exit("the child hangs")
+sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("work", ["load", "run"])
+def test_a_forked_child_loads_a_model_and_runs_one_that_its_parent_has_loaded(work):
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_IN_FORK, work], capture_output=True, text=True, timeout=200, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_scorer_is_pickled_as_its_arguments(scorer, folder, prefix_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
     relative = DiffScorer("bert", token_budget=77)

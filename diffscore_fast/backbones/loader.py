@@ -34,6 +34,7 @@ from diffscore_fast.errors import (
     memory_named,
 )
 from diffscore_fast.ops.extension import avoid_generated_code
+from diffscore_fast.process import is_forked
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
 AnyBackbone = BertBackbone | LlamaBackbone | TransformersAdapter
@@ -81,6 +82,8 @@ def load_model(
     """
     check_name(name_or_path)
     avoid_generated_code()
+    if is_forked():  # weights are converted by OpenMP's threads, which the fork lacks
+        torch.set_num_threads(1)
     with memory_named(f"there is no memory to load model {str(name_or_path)!r}; free some, or use a smaller model"):
         return _load(name_or_path, _usable_device(device), dtype)
 

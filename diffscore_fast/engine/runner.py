@@ -30,6 +30,7 @@ from diffscore_fast.engine.ragged import take_segments
 from diffscore_fast.engine.results import Results
 from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
+from diffscore_fast.process import is_forked
 
 NO_ROOM_FOR_PLANS = (
     "the host has no room to lay out windows or to collect their values; set a smaller memory= (--memory), or pass "
@@ -71,7 +72,7 @@ class Runner:
         self._cache = PrefixCache(backbone.spec, backbone.dtype, backbone.device, cache_bytes)
         self._forward = forward_pass(backbone, self._cache, implementation)
         self._locks: dict[int, threading.RLock] = {}  # by process
-        self._process = os.getpid()
+        self._process = None if is_forked() else os.getpid()  # that last computed; a fork has not yet
         self._turns = 0  # counts the calls that had the cache, nested ones included
 
     @property

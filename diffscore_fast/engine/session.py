@@ -19,7 +19,6 @@ from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import CheckpointError, InputError
-from diffscore_fast.process import is_forked
 from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import TextTokenizer
@@ -99,8 +98,6 @@ class ScoringModel:
         }
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
-        if is_forked():
-            torch.set_num_threads(1)
         loaded = load_model(model, device=device, dtype=dtype)
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)

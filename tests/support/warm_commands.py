@@ -43,8 +43,7 @@ def warm_commands() -> Iterator[Path]:
             shim = folder / kind
             shim.write_text(_SHIM.format(python=sys.executable, address=address, kind=kind))
             shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
-        # One thread: the package's modules may start OpenMP's threads, and a fork would wait for them for ever.
-        server = subprocess.Popen([sys.executable, __file__, address], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        server = subprocess.Popen([sys.executable, __file__, address])
         try:
             while not Path(address).exists():
                 assert server.poll() is None, "the server ended"
