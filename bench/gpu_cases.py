@@ -148,8 +148,7 @@ def attention_case(
 
 def score_case(device: torch.device, dtype: torch.dtype, sizes: Sizes, scratch: Path) -> Case:
     """Whole example rows through tokenizer, packs and kernels, in packs of several sizes; exact: the CPU's scores."""
-    rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[: sizes.texts]]
-    columns = [[row[name][: sizes.characters] for row in rows] for name in ("source", "candidate")]
+    columns = example_columns(sizes)
     # In the interpreter the embedded model would take hours.
     model = tiny_model(scratch / "tiny") if device.type == "cpu" else "mini"
 
@@ -161,4 +160,10 @@ def score_case(device: torch.device, dtype: torch.dtype, sizes: Sizes, scratch: 
         scorer = DiffScorer(model, device=device, dtype=dtype, token_budget=pack, implementation="triton")
         calls[f"packs of {pack}"] = partial(score, scorer)
     exact = score(DiffScorer(model, dtype=torch.float32, implementation="reference"))
-    return Case("score", f"{len(rows)} rows, {sizes.draws} draws", dtype, calls, exact)
+    return Case("score", f"{len(columns[0])} rows, {sizes.draws} draws", dtype, calls, exact)
+
+
+def example_columns(sizes: Sizes) -> list[list[str]]:
+    """Sources and candidates of example rows."""
+    rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[: sizes.texts]]
+    return [[row[name][: sizes.characters] for row in rows] for name in ("source", "candidate")]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from bench.gpu_cases import example_columns
 from bench.tiny_model import tiny_model
 from diffscore_fast import DiffScorer
 from tests.support.gpu import DEVICE, DTYPES, INTERPRETED, SIZES, needs_gpu
 
 pytestmark = needs_gpu
-EXAMPLES = Path(__file__).parents[2] / "examples" / "summaries.jsonl"
 # Nats per token between a GPU's score and the CPU's float32 score; 16-bit types round hidden states.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -28,8 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str | Path:
 @pytest.fixture(scope="module")
 def columns() -> list[list[str]]:
     """Sources and candidates."""
-    rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[: SIZES.texts]]
-    return [[row[name][: SIZES.characters] for row in rows] for name in ("source", "candidate")]
+    return example_columns(SIZES)
 
 
 @pytest.fixture(scope="module")

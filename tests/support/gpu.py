@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench import gpu_cases
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-DTYPES = [torch.float16, torch.float32] if INTERPRETED else [torch.bfloat16, torch.float16, torch.float32]
 TENSOR_CORE_DEPTH = 16  # products that a matrix instruction adds before it rounds its accumulator
 
 needs_gpu = [
@@ -25,48 +26,27 @@ needs_gpu = [
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Shapes of the tests.
+class Sizes(gpu_cases.Sizes):
+    """Shapes of the tests: those of the timed cases, and
 
-    logprob : (rows, width, vocabulary) of plain calls
-    options : the same, of calls with every option
+    options : (rows, width, vocabulary) of calls with every option
     beyond_int32 : the same, with more logits than an int32 counts; None to leave the test out
-    heads : (query heads, key-value heads, head_dim) over a prefix of `prefix` tokens and `windows` windows, each of at
-        most `max_window` tokens
     segments : segments of the reductions
-    texts, characters, draws : rows to score whole, characters of each text, and mask draws
-    packs : token budgets of the scorer
     """
 
-    logprob: tuple[tuple[int, int, int], ...] = ((1024, 768, 50258), (1024, 4096, 126464), (8192, 4096, 126464))
     options: tuple[int, int, int] = (300, 768, 50258)
     beyond_int32: tuple[int, int, int] | None = (17_000, 64, 126464)
-    heads: tuple[tuple[int, int, int], ...] = ((12, 12, 64), (32, 8, 128))
-    prefix: int = 450
-    windows: int = 320
-    max_window: int = 127
     segments: int = 1_000_000
-    texts: int = 48
-    characters: int = 100_000
-    draws: int = 64
-    packs: tuple[int, ...] = (1 << 12, 1 << 14, 1 << 16)
 
 
 SMALL = Sizes(
-    logprob=((33, 64, 300),),
+    **{**vars(gpu_cases.SMALL), "dtypes": (torch.float16, torch.float32)},
     options=(17, 64, 300),
     beyond_int32=None,
-    heads=((4, 2, 32),),
-    prefix=20,
-    windows=6,
-    max_window=12,
     segments=50,
-    texts=1,
-    characters=30,
-    draws=1,
-    packs=(64,),
 )
 SIZES = SMALL if INTERPRETED else Sizes()
+DTYPES = list(SIZES.dtypes)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
