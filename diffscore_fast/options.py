@@ -88,7 +88,7 @@ DEFAULT_Z = 3.0
 DEFAULT_MODEL = "mini"
 DEFAULT_DEVICE = "cpu"
 DEFAULT_IMPLEMENTATION = "auto"
-DTypeName = Literal["float32", "bfloat16", "float16"]
+DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 DTYPES: tuple[DTypeName, ...] = get_args(DTypeName)
 DEFAULT_SEED = 0
 

@@ -90,8 +90,9 @@ class BertBackbone(Network):
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         block = self._layer(layer)
         hidden = self._residual(block.out, block.attention_norm, attended.flatten(1), hidden)
-        expanded = self._linear(hidden, block.up.weight, block.up.bias, activation="gelu")
-        return self._residual(block.down, block.output_norm, expanded, hidden)
+        norm = block.output_norm
+        after = ResidualNorm(hidden, norm.weight, norm.bias, norm.eps)
+        return self._feed_forward(hidden, block.up, block.down, "gelu", after)
 
     def head_transform(self, hidden: Tensor) -> Tensor:
         return self.transform_norm(self._linear(hidden, self.transform.weight, self.transform.bias, activation="gelu"))

@@ -96,8 +96,7 @@ class LlamaBackbone(Network):
     def attention_outputs(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         block = self._layer(layer)
         hidden = hidden + self._product(block.out, attended.flatten(1))
-        inner = self._product(block.gate_up, block.feed_forward_norm(hidden), activation="swiglu")
-        return hidden + self._product(block.down, inner)
+        return hidden + self._feed_forward(block.feed_forward_norm(hidden), block.gate_up, block.down, "swiglu")
 
     def head_transform(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden)

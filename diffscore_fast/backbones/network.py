@@ -8,12 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from diffscore_fast.backbones.spec import BackboneSpec
-from diffscore_fast.ops import AUTO, linear
+from diffscore_fast.ops import (
+    AUTO,
+    INT8_LINEAR,
+    Int8Layer,
+    Int8Weight,
+    ResidualNorm,
+    int8_feed_forward,
+    int8_linear,
+    linear,
+)
 from diffscore_fast.ops.linear import resolve_linear
 
 
 class Network(nn.Module):
-    """A network whose products run by one implementation of `ops.linear`, which can be chosen by name."""
+    """A network whose products run by one implementation of `ops.linear`, which can be chosen by name.
+
+    After `to_int8` its layers have int8 weights, and their products run by `ops.int8_linear`.
+    """
 
     spec: BackboneSpec
     token_embedding: nn.Embedding
@@ -21,6 +33,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._implementation = AUTO
+        self.vocabulary_codes: Int8Weight | None = None
 
     @property
     def device(self) -> torch.device:
@@ -33,13 +46,33 @@ class Network(nn.Module):
     @property
     def linear_implementation(self) -> str:
         """The implementation that the products resolve to when scoring."""
+        if any(isinstance(getattr(module, "weight", None), Int8Weight) for module in self.modules()):
+            return INT8_LINEAR.resolve(self.device, self._implementation).name
         return resolve_linear(self.device, self.dtype, self._implementation).name
 
     def choose_linear(self, implementation: str) -> None:
         self._implementation = implementation
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
+    def _linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None, **epilogue: Any) -> Tensor:
+        if isinstance(weight, Int8Weight):
+            return int8_linear(x, weight, bias, implementation=self._implementation, **epilogue)
         return linear(x, weight, bias, implementation=self._implementation, **epilogue)
+
+    def _feed_forward(
+        self, x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, residual_norm: ResidualNorm | None = None
+    ) -> Tensor:
+        """Two layers with an activation between them."""
+        layers = [Int8Layer(layer.weight, layer.bias) for layer in (up, down) if isinstance(layer.weight, Int8Weight)]
+        if layers:
+            return int8_feed_forward(
+                x,
+                *layers,
+                activation=activation,
+                residual_norm=residual_norm,
+                implementation=self._implementation,
+            )
+        inner = self._linear(x, up.weight, up.bias, activation=activation)
+        return self._linear(inner, down.weight, down.bias, residual_norm=residual_norm)
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[N, H * d] to [N, H, d]."""

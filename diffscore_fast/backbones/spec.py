@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffscore_fast.errors import UnsupportedPatternError
+from diffscore_fast.ops import Int8Weight
 
 PatternName = Literal["full", "prefix", "block"]
 PrefixMask = Literal["bidirectional", "causal"]
@@ -146,6 +147,11 @@ class Backbone(Protocol):
     @property
     def vocabulary_bias(self) -> Tensor | None:
         """Bias [V] of the vocabulary projection; None if it has none."""
+        ...
+
+    @property
+    def vocabulary_codes(self) -> Int8Weight | None:
+        """The first `vocab_size` rows of the vocabulary projection in int8, if the network computes in int8."""
         ...
 
     @property

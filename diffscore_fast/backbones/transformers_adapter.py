@@ -90,6 +90,10 @@ class TransformersAdapter:
         return self._decoder.bias
 
     @property
+    def vocabulary_codes(self) -> None:
+        """Another library's layers are never int8."""
+
+    @property
     def device(self) -> torch.device:
         return self._decoder.weight.device
 

@@ -70,7 +70,12 @@ class ForwardPass(ABC):
     def log_probs(self, states: Tensor, targets: np.ndarray) -> Tensor:
         """Log-probability float32 [M] of the targets int [M] at states [M, D]; no logits are stored."""
         wanted = torch.from_numpy(targets.astype(np.int64))
-        return ops.masked_logprob(*self._projection(states), wanted, **self._options(self._wanted["masked_logprob"]))
+        hidden, weight, bias = self._projection(states)
+        options = self._options(self._wanted["masked_logprob"])
+        codes = self._backbone.vocabulary_codes
+        if codes is not None:
+            return ops.int8_logprob(hidden, codes, weight, bias, wanted, **options)
+        return ops.masked_logprob(hidden, weight, bias, wanted, **options)
 
     def sample(self, states: Tensor, numbers: np.ndarray) -> Tensor:
         """A token int64 [M] for each of the states [M, D], by uniform numbers float64 [M]."""

@@ -19,6 +19,7 @@ from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import CheckpointError, InputError
+from diffscore_fast.options import DTYPES, DTypeName
 from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import TextTokenizer
@@ -45,9 +46,10 @@ class ScoringModel:
     attention : AttentionPattern, optional
         The model's default pattern if not given.
     device : str or torch.device
-    dtype : torch.dtype, optional
+    dtype : torch.dtype or {"float32", "bfloat16", "float16", "int8"}, optional
         Of weights and hidden states. If not given, float32 on a CPU, whatever the processor, and the checkpoint's own
-        dtype on a GPU. bfloat16 is faster where the processor has units for it; see `load_model` for its price.
+        dtype on a GPU. bfloat16 and int8 are faster where the processor has units for them; see `load_model` for
+        their price.
     memory : int, optional
         Bytes that scoring may take beside the loaded model, at least 64 MiB: prefix cache, packs and rows in flight
         are sized to fit. About 1 GiB for `mini` if not given. It changes no score (on a GPU, beyond rounding).
@@ -72,13 +74,15 @@ class ScoringModel:
         If memory runs out.
     """
 
+    _takes_int8 = False  # whether its numbers may come from probabilities that add to 1 only nearly
+
     def __init__(
         self,
         model: str | Path = "mini",
         *,
         attention: AttentionPattern | None = None,
         device: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | DTypeName | None = None,
         memory: int | None = None,
         token_budget: int | None = None,
         cache_bytes: int | None = None,
@@ -96,9 +100,14 @@ class ScoringModel:
             "cache_bytes": cache_bytes,
             "implementation": implementation,
         }
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, not {dtype!r}")
-        loaded = load_model(model, device=device, dtype=dtype)
+        kind = getattr(torch, dtype) if dtype in DTYPES else dtype
+        if kind is not None and not isinstance(kind, torch.dtype):
+            raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, or its name, not {dtype!r}")
+        if kind == torch.int8 and not self._takes_int8:
+            raise InputError(
+                "bounds need probabilities that add to 1, which a model in int8 does not give; use another dtype"
+            )
+        loaded = load_model(model, device=device, dtype=kind)
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
@@ -121,7 +130,7 @@ class ScoringModel:
             "model": self.spec.name,
             "weights": loaded.fingerprint[:12],
             "tokenizer": loaded.tokenizer.sha256[:12],
-            "dtype": str(loaded.backbone.dtype).removeprefix("torch."),
+            "dtype": loaded.dtype_name,
             "implementation": _one_name(self._runner.implementations),
         }
         check_packing(self._runner, attention)

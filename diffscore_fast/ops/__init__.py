@@ -7,6 +7,9 @@ masked_logprob             log-prob of a target token            masked_logprob.
 masked_logprob_statistics  with log-sum-exp, entropy and rank    masked_logprob.py    cpu, triton, reference
 prefix_attention           attention over a prefix and a window  prefix_attention.py  cpu, triton, flash_attn, reference
 linear                     matmul with its epilogue              linear.py            cpu, tiles, reference
+int8_linear                matmul with an int8 weight            int8_linear.py       cpu, reference
+int8_feed_forward          two layers with int8 weights          int8_linear.py       cpu, reference
+int8_logprob               log-prob with an int8 normaliser      int8_linear.py       cpu, reference
 log_mean_exp               log-mean-exp of segments              log_mean_exp.py      cpu, triton, reference
 evidence_bounds            bounds on log-evidence                evidence_bounds.py   cpu, triton, reference
 sample_token               a token drawn from the softmax        sample_token.py      reference
@@ -25,6 +28,17 @@ Three parts have no caller in the package. They are library API, tested like the
 
 from diffscore_fast.ops.attention_layout import AttentionLayout
 from diffscore_fast.ops.evidence_bounds import EVIDENCE_BOUNDS, EvidenceBounds, evidence_bounds
+from diffscore_fast.ops.int8_linear import (
+    INT8_FEED_FORWARD,
+    INT8_LINEAR,
+    INT8_LOGPROB,
+    Int8Layer,
+    Int8Weight,
+    int8_feed_forward,
+    int8_linear,
+    int8_logprob,
+    int8_unavailable,
+)
 from diffscore_fast.ops.linear import LINEAR, ResidualNorm, linear
 from diffscore_fast.ops.log_mean_exp import LOG_MEAN_EXP, LogMeanExp, log_mean_exp
 from diffscore_fast.ops.masked_logprob import (
@@ -44,6 +58,9 @@ OPERATIONS = (
     MASKED_LOGPROB_STATISTICS,
     PREFIX_ATTENTION,
     LINEAR,
+    INT8_LINEAR,
+    INT8_FEED_FORWARD,
+    INT8_LOGPROB,
     LOG_MEAN_EXP,
     EVIDENCE_BOUNDS,
     SAMPLE_TOKEN,
@@ -52,6 +69,9 @@ OPERATIONS = (
 __all__ = [
     "AUTO",
     "EVIDENCE_BOUNDS",
+    "INT8_FEED_FORWARD",
+    "INT8_LINEAR",
+    "INT8_LOGPROB",
     "LINEAR",
     "LOG_MEAN_EXP",
     "MASKED_LOGPROB",
@@ -61,11 +81,17 @@ __all__ = [
     "SAMPLE_TOKEN",
     "AttentionLayout",
     "EvidenceBounds",
+    "Int8Layer",
+    "Int8Weight",
     "LogMeanExp",
     "LogitStatistics",
     "Projection",
     "ResidualNorm",
     "evidence_bounds",
+    "int8_feed_forward",
+    "int8_linear",
+    "int8_logprob",
+    "int8_unavailable",
     "linear",
     "log_mean_exp",
     "masked_logprob",

@@ -16,6 +16,7 @@ from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import chunks, one_ahead, token_estimate
+from diffscore_fast.errors import InputError
 from diffscore_fast.options import (
     DEFAULT_AGGREGATE,
     DEFAULT_ALPHA,
@@ -75,6 +76,8 @@ class DiffScorer(ScoringModel):
     >>> table.status
     ['ok']
     """
+
+    _takes_int8 = True
 
     def score(
         self,
@@ -218,9 +221,17 @@ class DiffScorer(ScoringModel):
         return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
     def check_patterns(self, config: ScoreConfig) -> None:
-        """Raise `UnsupportedPatternError` if the model lacks an attention pattern that the configuration reads."""
+        """Raise `UnsupportedPatternError` if the model lacks an attention pattern that the configuration reads.
+
+        And `InputError` for the estimator `elbo` in int8, which would be no bound.
+        """
         for name in config.patterns:
             self.spec.pattern(name)
+        if self._identity["dtype"] == "int8" and config.reconstruction.estimator == "elbo":
+            raise InputError(
+                "elbo is a bound on a likelihood and needs probabilities that add to 1, which a model in int8 does not "
+                "give; use another dtype"
+            )
 
     def score_batches(
         self,

@@ -42,6 +42,7 @@ class BagOfTokens:
         self.vocabulary_weight = torch.cat([self.position_table, self.bag_table], dim=1)
         self.vocabulary_bias = None
         self.device, self.dtype, self.linear_implementation = torch.device("cpu"), torch.float32, None
+        self.vocabulary_codes = None
         self.rows_embedded = 0
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
@@ -121,6 +122,7 @@ class RotaryDecoder:
             for _ in range(3)
         ]
         self.device, self.dtype, self.linear_implementation = torch.device("cpu"), dtype, None
+        self.vocabulary_codes = None
 
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         return self.token_embedding[tokens]
