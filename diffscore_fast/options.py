@@ -47,7 +47,7 @@ DEFAULT_ESTIMATOR: EstimatorName = "mean_logprob"
 
 # What the option `attention` takes: a pattern of the model, or "corrected", which is no pattern but an estimator of the
 # score under `full`: all draws are read under `prefix`, and some of them under `full` as well.
-AttentionOption = Literal["full", "prefix", "corrected"]
+AttentionOption = Literal["full", "prefix", "block", "corrected"]
 ATTENTION_OPTIONS: tuple[AttentionOption, ...] = get_args(AttentionOption)
 FullDraws = int | Literal["auto"]
 

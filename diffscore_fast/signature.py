@@ -49,6 +49,7 @@ class Signature(BaseSignature):
     max_draws: int | None
     seed: int
     attention: str
+    block_size: int | None
     full_draws: int | str | None
     dtype: str
     implementation: str

@@ -123,15 +123,20 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
         fits = all(
             item.position_limit <= limit
             and max(item.prefix_type, item.window_type) < types
-            and item.prefix_mask in ("bidirectional", "causal" if name == "prefix" else "")
+            and item.prefix_mask in ("bidirectional", "causal" if name != "full" else "")
+            and item.default_block_size in (0, *item.block_sizes)
+            and all(isinstance(size, int) and size > 0 for size in item.block_sizes)
             for name, item in patterns.items()
         )
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"config.json: patterns are not of the right form: {error}") from None
+    if default == "block" and not (default in patterns and patterns[default].default_block_size):
+        raise CheckpointError("config.json: the default pattern 'block' needs a default_block_size")
     if not fits or default not in patterns:
         raise CheckpointError(
             "config.json: a pattern uses positions or token types that the model lacks, or a "
-            "prefix_mask that is not 'bidirectional' or (for 'prefix' only) 'causal', or the "
+            "prefix_mask that is not 'bidirectional' or (not for 'full') 'causal', or block sizes that are no whole "
+            "numbers above 0 or lack the default, or the "
             f"default pattern {default!r} is none of {', '.join(patterns)}"
         )
     return patterns, default

@@ -57,9 +57,9 @@ def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any
     pairs = _read_pairs(input_paths, context, options)
     arguments = model_arguments(options)
     scorer = DiffScorer(model, **arguments)
-    if options["attention"] is None:
+    if options["attention"] is None and options["block_size"] is None:
         config = replace(config, attention=scorer.spec.default_pattern)
-    scorer.check_patterns(config)
+    config = scorer.complete(config)
     # The two candidates of a source stand together, so that they are in one batch and share the pass over the source.
     rows = (row for pair in zip(pairs.a, pairs.b, strict=True) for row in pair)
     tables = list(scorer.score_batches(rows, config))

@@ -233,9 +233,16 @@ score_options = group(
     _option("--seed", "Masks follow from the seed and the scored tokens alone.", default=DEFAULT_SEED),
     _option(
         "--attention",
-        "Attention pattern; default: the model's own (mini: prefix). corrected is no pattern: it estimates the score "
-        "under full from draws under prefix, of which some are read under full as well.",
+        "Attention pattern; default: block with --block-size, otherwise the model's own (mini: prefix). corrected is "
+        "no pattern: it estimates the score under full from draws under prefix, of which some are read under full, "
+        "too.",
         type=click.Choice(ATTENTION_OPTIONS),
+    ),
+    _option(
+        "--block-size",
+        "For --attention block: tokens per block; a masked token sees the source, earlier blocks unmasked, and its own "
+        "block. Default: the model's own.",
+        type=click.IntRange(min=1),
     ),
     _option(
         "--full-draws", "For --attention corrected: number of draws that are read under full, or auto.", metavar="J"

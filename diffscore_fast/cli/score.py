@@ -92,9 +92,9 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
 
     try:
         scorer = DiffScorer(model, **arguments)
-        if options["attention"] is None:
+        if options["attention"] is None and options["block_size"] is None:
             config = make_config({**options, "attention": scorer.spec.default_pattern})
-        scorer.check_patterns(config)
+        config = scorer.complete(config)
         with profile_run() if options["profile_run"] else nullcontext() as profile:
             run.process(batches, fields, str(scorer.signature(config)))
     except BaseException:
@@ -214,7 +214,7 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         coupling=options["coupling"],
     )
     weights = parse_numbers("--level-weights", options["level_weights"])
-    attention = options["attention"] or "prefix"
+    attention = options["attention"] or ("prefix" if options["block_size"] is None else "block")
     reconstruction = ReconstructionConfig(
         options["estimator"],
         design,
@@ -229,6 +229,7 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         alpha=options["alpha"],
         seed=options["seed"],
         attention=attention,
+        block_size=options["block_size"],
         overlength=options["overlength"],
         token_scores=options["tokens"] or options["heatmap"] is not None,
         template=find_template(options["template"]),

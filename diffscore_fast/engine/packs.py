@@ -48,7 +48,7 @@ class PrefixPack:
             positions=places,
             types=pattern.prefix_type,
             cache_rows=np.repeat(starts[chosen], lengths) + places,
-            block=attention.block_size if attention.name == "block" else pattern.prefix_block,
+            block=pattern.prefix_block(attention.block_size),
         )
 
 

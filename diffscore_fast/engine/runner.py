@@ -28,7 +28,7 @@ from diffscore_fast.engine.plan import AttentionPattern, Estimator, MaskPlan, Ob
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import take_segments
 from diffscore_fast.engine.results import Results
-from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan
+from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan, split_at_blocks
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
 from diffscore_fast.process import is_forked
 
@@ -91,7 +91,11 @@ class Runner:
         observed: list[Observation] = []
         while (plan := _planned(estimator, observed)) is not None:
             values, pattern = [np.zeros(0, dtype=np.float32)], plan.attention or attention
-            for part in cut_plan(pattern, sequences, plan, self.plan_tokens):
+            spans = plan
+            if pattern.name == "block":
+                with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
+                    spans = split_at_blocks(self.backbone.spec, pattern, sequences, plan)
+            for part in cut_plan(pattern, sequences, spans, self.plan_tokens):
                 with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
                     prefixes, windows = compose(self.backbone.spec, pattern, sequences, part)
                 values.append(self.run(prefixes, windows, pattern, progress))

@@ -102,7 +102,8 @@ class ScoringModel:
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
-        attention = attention or AttentionPattern(self.spec.default_pattern)
+        default = self.spec.default_pattern
+        attention = attention or AttentionPattern(default, self.spec.patterns[default].default_block_size)
         self.spec.pattern(attention.name, attention.block_size)
         self._tokenizer = loaded.tokenizer
         self._runner = Runner(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from diffscore_fast.arguments import real_number
-from diffscore_fast.engine.plan import AttentionPattern, Estimator, Sequences
+from diffscore_fast.engine.plan import Estimator, Sequences
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, spread
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import chunks, one_ahead, token_estimate
+from diffscore_fast.errors import UnsupportedPatternError
 from diffscore_fast.options import (
     DEFAULT_AGGREGATE,
     DEFAULT_ALPHA,
@@ -96,6 +98,7 @@ class DiffScorer(ScoringModel):
         length_normalised: bool = False,
         alpha: float = DEFAULT_ALPHA,
         attention: AttentionOption | None = None,
+        block_size: int | None = None,
         full_draws: FullDraws | None = None,
         overlength: Overlength = DEFAULT_OVERLENGTH,
         token_scores: bool = False,
@@ -142,11 +145,16 @@ class DiffScorer(ScoringModel):
             For `target_stderr`: the largest number of draws of a row.
         alpha : float
             Weight of `conditional` in `bidirectional`.
-        attention : {"full", "prefix", "corrected"}, optional
+        attention : {"full", "prefix", "block", "corrected"}, optional
             `full`: every token attends to every token. `prefix`: the source does not attend to the candidate, so it is
-            computed once for all its candidates and draws. `corrected` is not a pattern but an estimator of the score
-            under `full`: the score under `prefix`, plus the mean of full - prefix over J of the draws. If not given,
-            the model's default pattern.
+            computed once for all its candidates and draws. `block`: the candidate is read in blocks; a masked token
+            attends to the source, to the earlier blocks unmasked, and to its own block. `corrected` is not a pattern
+            but an estimator of the score under `full`: the score under `prefix`, plus the mean of full - prefix over J
+            of the draws. If not given, `block` where a block size is given, otherwise the model's default pattern.
+        block_size : int, optional
+            Tokens per block, for `block`: one of the model's block sizes; its own default if not given. With 1 every
+            token is predicted from those before it (for a model that predicts the next token: its left-to-right
+            score); a block as long as the candidate is read like `prefix`.
         full_draws : int or "auto", optional
             J, for `corrected`; if not given, the smallest possible number. See `ReconstructionConfig`.
         overlength : {"error", "skip", "truncate-source"}
@@ -189,7 +197,7 @@ class DiffScorer(ScoringModel):
         weights = None
         if level_weights is not None:
             weights = tuple(real_number("a level weight", weight) for weight in level_weights)
-        name = attention or self.spec.default_pattern
+        name = attention or ("block" if block_size is not None else self.spec.default_pattern)
         reconstruction = ReconstructionConfig(
             estimator,
             design,
@@ -205,6 +213,7 @@ class DiffScorer(ScoringModel):
             alpha=alpha,
             seed=seed,
             attention=name,
+            block_size=block_size,
             overlength=overlength,
             token_scores=token_scores,
             template=find_template(template),
@@ -212,15 +221,31 @@ class DiffScorer(ScoringModel):
             mask_words=mask_words,
             tagger=tagger,
         )
-        self.check_patterns(config)
+        config = self.complete(config)
         sources = checked_columns(config, sources, references, candidates)
         tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
         return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
-    def check_patterns(self, config: ScoreConfig) -> None:
-        """Raise `UnsupportedPatternError` if the model lacks an attention pattern that the configuration reads."""
-        for name in config.patterns:
-            self.spec.pattern(name)
+    def complete(self, config: ScoreConfig) -> ScoreConfig:
+        """The configuration with the model's own block size where it states none, as `score_batches` needs it.
+
+        Raises
+        ------
+        UnsupportedPatternError
+            If the model was not trained with an attention pattern or block size that the configuration reads, or has no
+            block size of its own.
+        """
+        if config.attention == "block" and config.block_size is None and "block" in self.spec.patterns:
+            pattern = self.spec.patterns["block"]
+            if not pattern.default_block_size:
+                known = ", ".join(map(str, pattern.block_sizes))
+                raise UnsupportedPatternError(
+                    f"model {self.spec.name!r} needs a block size for attention 'block': {known}"
+                )
+            config = replace(config, block_size=pattern.default_block_size)
+        for read in config.patterns:
+            self.spec.pattern(read.name, read.block_size)
+        return config
 
     def score_batches(
         self,
@@ -260,7 +285,10 @@ class DiffScorer(ScoringModel):
 
     def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
         """Rows as tokens. With references: one row per reference, and the offsets of each candidate's rows."""
-        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
+        patterns = [
+            (self.spec.pattern(read.name, read.block_size), self._room(read.name, read.block_size))
+            for read in config.patterns
+        ]
         with stage("tokenise"):
             if config.aggregate is None:
                 return self._rows.tokenise(rows, config, patterns), None
@@ -337,6 +365,7 @@ class DiffScorer(ScoringModel):
             max_draws=None if target is None else reconstruction.max_draws,
             seed=config.seed,
             attention=config.attention,
+            block_size=config.block_size,
             full_draws=reconstruction.full_draws,
             template=config.template.identity,
             aggregate=config.aggregate,
@@ -368,7 +397,7 @@ class DiffScorer(ScoringModel):
             if config.mask_words != "all":
                 eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
                 estimator = WithinEligible(eligible, sequences, build)
-        return self._runner.evaluate(estimator, sequences, AttentionPattern(config.patterns[0]), progress)
+        return self._runner.evaluate(estimator, sequences, config.patterns[0], progress)
 
 
 def _token_scores(

@@ -35,7 +35,7 @@ from diffscore_fast.training.objective import lay_out, mask_by_ratio, masked_los
 from diffscore_fast.training.patterns import Layout, lay_left_to_right, pack_layouts
 from diffscore_fast.training.run import TrainingRun, draw_up_to, update
 
-PAIRS = Mixture(
+HELD_OUT_PAIRS = Mixture(
     patterns={"prefix": 1.0},
     pairs={"body_to_lead": 0.35, "extract": 0.25, "continuation": 0.3, "marginal": 0.1},
     prefix_lengths=(40, 300),
@@ -43,6 +43,13 @@ PAIRS = Mixture(
     copies=1,
     long_share=0.0,
 )
+# More to copy from, and further back, than what is evaluated.
+TRAINING_PAIRS = replace(
+    HELD_OUT_PAIRS,
+    pairs={"body_to_lead": 0.35, "extract": 0.35, "continuation": 0.2, "marginal": 0.1},
+    prefix_lengths=(40, 400),
+)
+BLOCK_SIZES = (4, 8, 16, 32)
 LEFT_TO_RIGHT = "left to right"
 
 
@@ -66,6 +73,8 @@ class AdaptationSettings:
         Share of the examples that are read left to right, without masks, so that the network does not unlearn it.
     tokens_per_step, rows_per_step : int
         Tokens that a step reads, and about how many it predicts at most.
+    dtype : str
+        Of the products, "float32" or "bfloat16".
     rank, seed : int
     mixture : Mixture
         Pairs of prefix and window.
@@ -81,10 +90,11 @@ class AdaptationSettings:
     clip: float = 1.0
     left_to_right: float = 0.0
     tokens_per_step: int = 2048
-    rows_per_step: int = 400
+    rows_per_step: int = 800
+    dtype: str = "float32"
     rank: int = 64
     seed: int = 0
-    mixture: Mixture = field(default_factory=lambda: PAIRS)
+    mixture: Mixture = field(default_factory=lambda: TRAINING_PAIRS)
     checkpoint_steps: int = 20
     evaluation_steps: int = 100
     evaluation_pairs: int = 48
@@ -129,11 +139,11 @@ class Adaptation(TrainingRun):
         adapter: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(folder)
-        self.network = AdaptedLlama(base, settings.rank, settings.seed)
+        self.network = AdaptedLlama(base, settings.rank, settings.seed, getattr(torch, settings.dtype))
         self.base, self.settings, self._adapter = base, settings, adapter
         self.sampler = ExampleSampler(train, settings.mixture)
         self.tokenizer = tokenizer
-        self._held_out = ExampleSampler(held_out, replace(settings.mixture, copies=1))
+        self._held_out = ExampleSampler(held_out, HELD_OUT_PAIRS)
         factors, mask = list(self.network.adapters.parameters()), [self.network.mask_embedding]
         groups = [{"params": factors, "base": settings.rate}, {"params": mask, "base": settings.mask_rate}]
         self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
@@ -230,10 +240,13 @@ class Adaptation(TrainingRun):
         return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean()) for item in layouts]))
 
     def _draw(self, rng: np.random.Generator) -> list[Example]:
-        """The step's examples, up to its tokens: start token, line break, prefix, and the copies of the window."""
+        """The step's examples, up to its tokens: start token, line break, prefix, and the copies of the window; in
+        blocks, the clean window and all blocks, each with the row before it."""
 
         def cost(example: Example) -> int:
-            return 2 + len(example.prefix) + example.copies * (len(example.window) + 1)
+            size = len(example.window)
+            copied = size + size // example.block_size if example.block_size else 0
+            return 2 + len(example.prefix) + example.copies * (size + 1) + copied
 
         return draw_up_to(self.settings.tokens_per_step, lambda: self._respelled(self.sampler, rng), cost)
 
@@ -277,6 +290,12 @@ class Adaptation(TrainingRun):
             return False
         with path.open(encoding="utf-8", newline="") as file:
             return any(int(row["step"]) == self.step_number for row in csv.DictReader(file))
+
+
+def block_shares(blocks: float) -> dict[int, float]:
+    """A mixture's `window_blocks`: that share of the windows in blocks, each size of `BLOCK_SIZES` equally often."""
+    shares = {0: 1 - blocks, **{size: blocks / len(BLOCK_SIZES) for size in BLOCK_SIZES}}
+    return {size: share for size, share in shares.items() if share > 0}
 
 
 def read_checkpoint(run: Path) -> dict[str, Any]:

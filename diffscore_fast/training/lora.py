@@ -6,6 +6,7 @@ product, and `maskvec` [D], the embedding of a masked token. A product's weight 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -52,13 +53,23 @@ class AdaptedLlama(LlamaBackbone):
     rank : int
     seed : int
         Of the random factors.
+    dtype : torch.dtype
+        Of the products. With bfloat16, the products' weights are converted copies; the residual stream, the norms and
+        what learns stay in float32.
     """
 
-    def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0) -> None:
+    def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         Network.__init__(self)
         self.spec, self.rotary_base = base.spec, base.rotary_base
         self.token_embedding, self.layers = base.token_embedding, base.layers
         self.norm, self.head = base.norm, base.head
+        self._vocabulary_weight = base.vocabulary_weight
+        if dtype != self.dtype:
+            self.layers = copy.deepcopy(base.layers)
+            for layer in self.layers:
+                for name in ADAPTED:
+                    getattr(layer, name).to(dtype)
+            self._vocabulary_weight = nn.Parameter(base.vocabulary_weight.to(dtype))
         self.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
         self.mask_embedding = nn.Parameter(base.token_embedding.weight[base.spec.mask_id].detach().float().clone())
@@ -75,6 +86,10 @@ class AdaptedLlama(LlamaBackbone):
                     self.adapters[f"{family.layers}.{index}.{part}".replace(".", "/")] = factors
                     self._parts.setdefault(id(product), []).append((start, start + rows, factors))
                     start += rows
+
+    @property
+    def vocabulary_weight(self) -> Tensor:
+        return self._vocabulary_weight
 
     def learnt(self) -> dict[str, nn.Parameter]:
         """What learns, under the names of an adapter file."""
@@ -111,6 +126,7 @@ class AdaptedLlama(LlamaBackbone):
     def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
         start, stop, _ = rows.indices(layer.out_features)
         factors = [item for first, last, item in self._parts[id(layer)] if start <= first and last <= stop]
+        x = x.to(layer.weight.dtype)
         inner = functional.linear(x, torch.cat([item.lora_A for item in factors]).to(x.dtype))  # [N, parts * r]
         change = [
             functional.linear(part, item.lora_B.to(x.dtype))

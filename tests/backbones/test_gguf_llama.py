@@ -157,7 +157,7 @@ def test_text_is_spelled_and_read_back(small, folder):
 def test_the_folder_states_pattern_and_tokens(small, folder):
     loaded = load_model(folder, dtype=torch.float32)
     spec, tokens = loaded.backbone.spec, small[2]
-    assert spec.start_id == 0 and spec.logit_shift == 1 and set(spec.patterns) == {"prefix"}
+    assert spec.start_id == 0 and spec.logit_shift == 1 and set(spec.patterns) == {"prefix", "block"}
     pattern = spec.pattern("prefix")
     assert pattern.prefix_mask == "causal" and pattern.separator_ids == (tokens.index("Ċ"),)
     assert spec.mask_id == len(tokens) and spec.excluded_ids == (len(tokens),) and pattern.position_limit == 128

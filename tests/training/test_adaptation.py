@@ -17,8 +17,8 @@ from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.training.__main__ import main
 from diffscore_fast.training.adaptation import (
+    HELD_OUT_PAIRS,
     LEFT_TO_RIGHT,
-    PAIRS,
     Adaptation,
     AdaptationSettings,
     read_checkpoint,
@@ -31,7 +31,7 @@ from diffscore_fast.training.run import rewind
 from tests.support.checkpoints import save_causal_prefix_model
 
 WORDS = ["cat", "mat", "died", "ship", "cruise", "people", "The", "two", "sat", "on", "in", "Rico", "Puerto"]
-MIXTURE = replace(PAIRS, prefix_lengths=(4, 40), window_lengths=(4, 24))
+MIXTURE = replace(HELD_OUT_PAIRS, prefix_lengths=(4, 40), window_lengths=(4, 24))
 SETTINGS = AdaptationSettings(
     steps=8,
     warmup_steps=3,
