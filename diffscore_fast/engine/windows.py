@@ -131,8 +131,8 @@ def compose(
     The line of a sequence is: start token, context, separator, target, end (separator and end if the pattern has
     them). A window covers the places [first, last) of its line; with `prefix` and `block`, the places before `first`
     are its prefix. With a logit shift of 1 the window starts one place earlier, since that token's output predicts the
-    first target. With a shift, a block of one token is not read at all: its window is the token before it, and the
-    prediction is the one of a causal language model.
+    first target. With a shift and a causal prefix, a block of one token is not read at all: its window is the token
+    before it, and the prediction is the one of a causal language model.
     """
     pattern = spec.pattern(attention.name, attention.block_size)
     lines, line_offsets, target_places = _lines(spec, pattern, sequences)
@@ -155,7 +155,7 @@ def compose(
         within = (first_target - grid) // block
         assert bool(((last - 1 - grid) // block == within).all()), "a span may not cross a block boundary"
         first = np.maximum(grid + within * block - spec.logit_shift, 0)
-    unread = int(attention.name == "block" and attention.block_size == 1 and spec.logit_shift)
+    unread = spec.logit_shift if attention.block_size == 1 and pattern.prefix_mask == "causal" else 0
     last = last - unread
 
     lengths = last - first

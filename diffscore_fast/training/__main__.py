@@ -163,9 +163,9 @@ def adapt(
     threads: int,
 ) -> None:
     """Adapt a causal language model to masks, or go on with it. SIGTERM saves a checkpoint and ends."""
+    from diffscore_fast.backbones.adapter import read_adapter
     from diffscore_fast.training.adaptation import TRAINING_PAIRS, Adaptation, AdaptationSettings, block_shares
     from diffscore_fast.training.corpus import load_corpus
-    from diffscore_fast.training.lora import read_adapter
 
     torch.set_num_threads(threads)
     settings = AdaptationSettings(
@@ -193,8 +193,9 @@ def adapt(
 @click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
 def merge(model: Path, run: Path | None, adapter: Path | None, out: Path) -> None:
     """Write a model folder with an adapter merged into the weights, for `DiffScorer`."""
+    from diffscore_fast.backbones.adapter import read_adapter
     from diffscore_fast.training.adaptation import read_checkpoint
-    from diffscore_fast.training.lora import read_adapter, write_merged_folder
+    from diffscore_fast.training.lora import write_merged_folder
 
     if (run is None) == (adapter is None):
         raise click.UsageError("one of --run and --adapter is needed")

@@ -14,8 +14,10 @@ from diffscore_fast.engine.windows import compose, split_at_blocks
 SIZES = (1, 2, 3, 4, 16)
 
 
-def spec_with(from_target: bool, shift: int = 0) -> BackboneSpec:
-    pattern = PatternSpec(512, block_sizes=SIZES, blocks_from_target=from_target, separator_ids=(7,))
+def spec_with(from_target: bool, shift: int = 0, prefix_mask: str = "bidirectional") -> BackboneSpec:
+    pattern = PatternSpec(
+        512, block_sizes=SIZES, blocks_from_target=from_target, separator_ids=(7,), prefix_mask=prefix_mask
+    )
     return BackboneSpec(
         family="bert",
         name="bert",
@@ -89,11 +91,13 @@ def test_blocks_without_a_wanted_token_are_left_out():
     assert (split.start.tolist(), split.stop.tolist(), split.masked.tolist()) == ([8], [12], [True] * 4)
 
 
-def test_a_block_of_one_token_with_a_shift_is_not_read():
-    """Its window is the token before it alone; without a shift, it is the masked token."""
+def test_a_block_of_one_token_after_a_causal_prefix_is_not_read():
+    """With a shift its window is the token before it alone; otherwise the masked token is read, too."""
     sequences = Sequences.build([np.arange(30, 33, dtype=np.int32)], np.zeros(1), [np.arange(10, 14, dtype=np.int32)])
     plan = MaskPlan(np.zeros(1, int), np.array([2]), np.array([3]), np.ones(1, dtype=bool))
-    _, windows = compose(spec_with(True, shift=1), AttentionPattern("block", 1), sequences, plan)
+    _, windows = compose(spec_with(True, 1, "causal"), AttentionPattern("block", 1), sequences, plan)
     assert windows.tokens.tolist() == [11] and windows.targets.tolist() == [12] and windows.wanted.tolist() == [0]
     _, windows = compose(spec_with(True), AttentionPattern("block", 1), sequences, plan)
     assert windows.tokens.tolist() == [4] and windows.targets.tolist() == [12]
+    _, windows = compose(spec_with(True, 1), AttentionPattern("block", 1), sequences, plan)
+    assert windows.tokens.tolist() == [11, 4] and windows.wanted.tolist() == [0]

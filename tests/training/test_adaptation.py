@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from diffscore_fast import DiffScorer
+from diffscore_fast.backbones.adapter import read_adapter
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.training.__main__ import main
@@ -24,7 +25,7 @@ from diffscore_fast.training.adaptation import (
     read_checkpoint,
 )
 from diffscore_fast.training.corpus import load_corpus, prepare_corpus
-from diffscore_fast.training.lora import AdaptedLlama, read_adapter, write_merged_folder
+from diffscore_fast.training.lora import AdaptedLlama, write_merged_folder
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_prefix, pack_layouts
 from diffscore_fast.training.run import rewind
@@ -130,8 +131,8 @@ def test_an_adapter_of_another_model_is_refused(folder, tmp_path):
     with pytest.raises(CheckpointError, match="do not belong"):
         write_merged_folder(folder, {**adapter, "a.lora_A": torch.ones(1), "a.lora_B": torch.ones(1)}, tmp_path / "out")
     (tmp_path / "odd").write_bytes(b"{}")
-    for path in (tmp_path / "odd", tmp_path / "none"):
-        with pytest.raises(CheckpointError, match="not a readable adapter"):
+    for path, message in ((tmp_path / "odd", "not a readable safetensors"), (tmp_path / "none", "no such file")):
+        with pytest.raises(CheckpointError, match=message):
             read_adapter(path)
 
 
