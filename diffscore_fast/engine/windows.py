@@ -23,11 +23,16 @@ class Prefixes:
         Tokens of all of them laid end to end.
     keys : list of bytes
         Content key of each, by which the cache finds it.
+    context, context_lengths : int64 [P]
+        A sequence begins with the first `context_lengths` tokens of its context, which are computed alone, once for all
+        sequences of that context; the others are computed after them. 0: all of it is computed at once.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
     keys: list[bytes]
+    context: np.ndarray
+    context_lengths: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
@@ -175,10 +180,13 @@ def compose(
     wanted_counts = np.bincount(span_of[wanted], minlength=len(spans))
 
     if attention.name == "full":
-        prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [])
+        none = np.zeros(0, np.int64)
+        prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [], none, none)
         prefix = np.full(len(spans), -1, dtype=np.int64)
     else:
-        prefixes, prefix = _prefixes(attention, pattern, sequences, plan.sequence, first, lines, line_offsets)
+        # The context's rows do not see the target's where the prefix is causal.
+        shared = base if attention.name == "block" and pattern.prefix_mask == "causal" else np.zeros_like(base)
+        prefixes, prefix = _prefixes(attention, pattern, sequences, plan.sequence, first, lines, line_offsets, shared)
     windows = Windows(
         tokens=tokens,
         offsets=offsets,
@@ -231,8 +239,12 @@ def _prefixes(
     first: np.ndarray,
     lines: np.ndarray,
     line_offsets: np.ndarray,
+    shared: np.ndarray,
 ) -> tuple[Prefixes, np.ndarray]:
-    """One cached sequence per context (`prefix`) or per text (`block`); sequences of equal content are one."""
+    """One cached sequence per context (`prefix`) or per text (`block`); sequences of equal content are one.
+
+    `shared` int64 [n] is the number of places that a span's line has in common with the other lines of its context.
+    """
     # With `prefix`, all windows of a context see all of it; with `block`, the longest prefix contains the others.
     owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence
     owners, owner_index, owner_of = np.unique(owner, return_index=True, return_inverse=True)
@@ -243,6 +255,7 @@ def _prefixes(
     np.maximum.at(cached_lengths, owner_of, (first + block - 1) // block * block)
     kept: dict[bytes, int] = {}
     pieces: list[np.ndarray] = []
+    kept_from: list[int] = []  # the span that each was taken from
     slot = np.full(len(owners), -1, dtype=np.int64)
     header = f"{attention.name}:{attention.block_size}:".encode()
     for index, length in enumerate(cached_lengths):
@@ -254,6 +267,10 @@ def _prefixes(
         if key not in kept:
             kept[key] = len(pieces)
             pieces.append(piece)
+            kept_from.append(owner_index[index])
         slot[index] = kept[key]
     tokens, offsets = concatenate(pieces)
-    return Prefixes(tokens, offsets, list(kept)), np.where(first > 0, slot[owner_of], -1)
+    spans = np.array(kept_from, dtype=np.int64)
+    context_lengths = np.minimum(shared[spans], np.diff(offsets))
+    prefixes = Prefixes(tokens, offsets, list(kept), sequences.context_of[sequence[spans]], context_lengths)
+    return prefixes, np.where(first > 0, slot[owner_of], -1)
