@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from diffscore_fast import DiffScorer
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.cli.main import main
+from diffscore_fast.engine import forward
 from diffscore_fast.errors import CheckpointError, InputError, UnsupportedPatternError
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_left_to_right, pack_layouts
@@ -62,6 +63,34 @@ def test_a_row_has_the_same_bits_alone_and_in_company(folder, scorer, block_size
         fresh = DiffScorer(folder, dtype=torch.float32, token_budget=24)
         alone = fresh.score(SOURCES[row : row + 1], CANDIDATES[row : row + 1], block_size=block_size)
         assert alone.scores[0] == together.scores[row]
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 20_000, None])
+def test_a_source_is_read_once_for_its_candidates(folder, scorer, monkeypatch, cache_bytes):
+    """Whatever is cached already, and wherever the cache is full, the bits are those of candidates alone."""
+    read: list[int] = []
+    fill_cache = forward._LayerByLayer.fill_cache
+
+    def counted(self, pack):
+        read.append(len(pack.tokens))
+        fill_cache(self, pack)
+
+    monkeypatch.setattr(forward._LayerByLayer, "fill_cache", counted)
+    candidates = [*CANDIDATES, "The mat.", "A cat."]
+    sources = [SOURCES[0]] * len(candidates)
+    alone = [scorer.score(sources[:1], [text], block_size=2).scores[0] for text in candidates]
+    fresh = DiffScorer(folder, dtype=torch.float32, cache_bytes=cache_bytes)
+    read.clear()
+    first = fresh.score(sources[:2], candidates[:2], block_size=2)
+    if cache_bytes is None:
+        (source,), targets = (scorer.tokenize(texts) for texts in (sources[:1], candidates[:2]))
+        separator = len(scorer.spec.pattern("block", 2).separator_ids)
+        # The last token of a context, and of a target's clean blocks, is read in the window that follows it.
+        longest = [len(source) + 1 + separator + (len(target) - 1) // 2 * 2 - 1 for target in targets]
+        assert sum(read) == sum(longest) - (len(source) + 1 + separator)
+    together = fresh.score(sources, candidates, block_size=2)
+    np.testing.assert_array_equal(first.scores, alone[:2])
+    np.testing.assert_array_equal(together.scores, alone)
 
 
 def test_later_blocks_are_not_seen(scorer):
