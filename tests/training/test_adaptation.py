@@ -23,6 +23,7 @@ from diffscore_fast.training.adaptation import (
     Adaptation,
     AdaptationSettings,
     read_checkpoint,
+    respelled,
 )
 from diffscore_fast.training.corpus import load_corpus, prepare_corpus
 from diffscore_fast.training.lora import AdaptedLlama, write_merged_folder
@@ -151,7 +152,7 @@ def test_parts_of_a_pair_are_texts_of_their_own(adaptation, corpus):
     run = adaptation("run")
     texts = []
     for seed in range(60):
-        example = run._respelled(run.sampler, np.random.default_rng(seed))
+        example = respelled(run.tokenizer, run.sampler, np.random.default_rng(seed))
         for part in (example.prefix, example.window):
             text = run.tokenizer.decode(part)
             assert text == text.strip()
