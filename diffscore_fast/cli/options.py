@@ -232,6 +232,12 @@ score_options = group(
     _option("--level-weights", "For --estimator weighted: comma-separated numbers, one per level."),
     _option("--seed", "Masks follow from the seed and the scored tokens alone.", default=DEFAULT_SEED),
     _option(
+        "--item-column",
+        "Field with the item of a row (its document or question; may be the source's field): outputs for one item "
+        "share their masks place by place, so that their difference is less noisy. compare: by default the source, or "
+        "where none is read the row.",
+    ),
+    _option(
         "--attention",
         "Attention pattern; default: block with --block-size, otherwise the model's own (mini: prefix). corrected is "
         "no pattern: it estimates the score under full from draws under prefix, of which some are read under full, "

@@ -49,6 +49,8 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     config = make_config(options)
     arguments = model_arguments(options)
     columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
+    if options["item_column"] is not None:
+        columns["--item-column"] = options["item_column"]
     taken = (input_path, output_path, *files_beside(output_path), options["template"])
     heatmap = _HeatMap(options, config, taken)
     if options["profile_run"]:
@@ -228,6 +230,7 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         reconstruction=reconstruction,
         alpha=options["alpha"],
         seed=options["seed"],
+        masks_by_item=options["item_column"] is not None,
         attention=attention,
         block_size=options["block_size"],
         overlength=options["overlength"],

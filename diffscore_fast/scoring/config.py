@@ -163,6 +163,7 @@ class ScoreConfig:
     reconstruction: ReconstructionConfig = ReconstructionConfig()
     alpha: float = DEFAULT_ALPHA
     seed: int = DEFAULT_SEED
+    masks_by_item: bool = False  # rows have a third value, the name of their item: its targets share masks
     attention: str = "prefix"  # one of ATTENTION_OPTIONS
     block_size: int | None = None  # for `block`; None for the model's own, see `DiffScorer.complete`
     overlength: Overlength = DEFAULT_OVERLENGTH
