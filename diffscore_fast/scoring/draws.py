@@ -180,6 +180,8 @@ def mask_ratios(design: MaskDesign, keys: np.ndarray, draw: np.ndarray) -> tuple
     if design.ratios == "stratified":
         strata = design.draws_per_replicate
         ratio = (draw % strata + ratio) / strata
+    elif design.ratios != "uniform":
+        raise NotImplementedError(f"mask_ratios draws no {design.ratios!r} mask ratios")
     return ratio, np.minimum((ratio * design.levels).astype(np.int64), design.levels - 1)
 
 
