@@ -132,11 +132,12 @@ def test_a_design_without_a_table_of_mask_sizes_is_refused(field, value, elbo):
         size_table(design, 5, elbo=elbo, level_weights=None)
 
 
-def test_unknown_mask_ratios_are_not_drawn():
+@pytest.mark.parametrize(("field", "value"), [("ratios", "cosine"), ("masking", "spans")])
+def test_unknown_masks_are_not_drawn(field, value):
     design = MaskDesign(8, "uniform")
-    object.__setattr__(design, "ratios", "cosine")
-    with pytest.raises(NotImplementedError, match="cosine"):
-        ratios_of(design, 1)
+    object.__setattr__(design, field, value)
+    with pytest.raises(NotImplementedError, match=value):
+        draw(design, 1, 5)
 
 
 def test_picked_draws_represent_their_share():
