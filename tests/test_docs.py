@@ -120,7 +120,7 @@ def test_options_that_the_pages_name_exist():
     assert named - known == OTHER_OPTIONS
 
 
-OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--help"}  # of pip, benches, and all
+OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--data", "--help"}  # of pip, benches, and all
 
 
 def test_pages_link_to_files_and_headings_that_exist():
