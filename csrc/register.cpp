@@ -1,6 +1,7 @@
 // Schemas of the operations, and the module whose import loads them.
 #include <Python.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include "brgemm.h"
 #include "inner.h"
@@ -36,6 +37,10 @@ static PyObject* sources(PyObject*, PyObject*) {
   return PyUnicode_FromString(diffscore_sources);
 }
 
+static PyObject* torch_version(PyObject*, PyObject*) {
+  return PyUnicode_FromString(TORCH_VERSION);
+}
+
 static PyObject* brgemm_unavailable(PyObject*, PyObject* type) {
   const char* text = PyUnicode_AsUTF8(type);
   if (text == nullptr) return nullptr;
@@ -61,6 +66,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
       {"generated_code_unavailable", generated_code_unavailable, METH_NOARGS,
        "None where the system lets a process write machine code and run it, else why not."},
       {"sources", sources, METH_NOARGS, "Hash of the sources that this module was built from."},
+      {"torch_version", torch_version, METH_NOARGS, "Version of torch that this module was built against."},
       {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # Scores: what is scored.
-Direction = Literal["marginal", "conditional", "reverse", "bidirectional", "pmi"]
+Direction = Literal["conditional", "marginal", "reverse", "bidirectional", "pmi"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 DEFAULT_DIRECTION: Direction = "conditional"
 DEFAULT_ALPHA = 0.5  # weight of `conditional` in `bidirectional`

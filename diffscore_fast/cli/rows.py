@@ -195,7 +195,7 @@ class FileRun:
             return
         self._told = now
         size = self._reader.size
-        share = f"{100 * position / size:.0f} % of the input, " if size else ""
+        share = f"{100 * position / size:.0f} % of the input read, " if size else ""
         rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
         message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
         with suppress(OSError):  # nobody reads it; the rows are written all the same

@@ -14,6 +14,12 @@ from diffscore_fast.ops.logit_gradients import logit_gradients
 from diffscore_fast.ops.projection import Projection
 from diffscore_fast.ops.registry import check_one_device
 
+
+def _minor(version: str) -> str:
+    """Major and minor part of a version: 2.13 for 2.13.0+cpu."""
+    return ".".join(version.split(".")[:2])
+
+
 try:
     from diffscore_fast import _C
 except ImportError as error:
@@ -26,6 +32,13 @@ else:
     if hasher.exists() and runpy.run_path(str(hasher))["fingerprint"]() != sources:
         _C = None
         _reason = "the C++ extension was built from other sources than csrc/ holds; reinstall to build it anew"
+    elif (built := _minor(getattr(_C, "torch_version", str)())) != _minor(torch.__version__):
+        # torch's C++ interface changes between minor versions; an extension that still loads may read it wrongly.
+        _C = None
+        _reason = (
+            f"the C++ extension was built against torch {built or 'of an unknown version'}, and this is torch "
+            f"{torch.__version__}; reinstall from source to build it anew"
+        )
 
 
 def cpu_unavailable(device: torch.device) -> str | None:

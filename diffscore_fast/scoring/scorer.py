@@ -137,8 +137,8 @@ class DiffScorer(ScoringModel):
             One per candidate. May be None for `marginal`, which reads no source.
         candidates : sequence of str
             Texts to score. An entry that is None, empty, not text, or too long gets a status and no score.
-        direction : {"marginal", "conditional", "reverse", "bidirectional", "pmi"}
-            S(c | nothing); S(c | s); S(s | c); alpha * conditional + (1 - alpha) * reverse; or
+        direction : {"conditional", "marginal", "reverse", "bidirectional", "pmi"}
+            S(c | s); S(c | nothing); S(s | c); alpha * conditional + (1 - alpha) * reverse; or
             conditional - marginal, on the same masks.
         draws : int
             K, the number of mask draws. An independent grid makes another number of draws, which the signature
