@@ -105,7 +105,7 @@ def write_base_folder(path: Path, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     save_weights(out / "model.safetensors", weights, eight_bit=False)
     prefix = {"prefix_mask": "causal", "separator_ids": newline}
-    block = prefix | {"block_sizes": BLOCK_SIZES, "default_block_size": 8, "blocks_from_target": True}
+    block = prefix | {"block_sizes": BLOCK_SIZES, "default_block_size": 4, "blocks_from_target": True}
     own = {
         "patterns": {"prefix": prefix, "block": block},
         "default_pattern": "prefix",
