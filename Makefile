@@ -57,7 +57,7 @@ dist: .venv/tested
 # is built for it. The first error ends the run. libstdc++ is loaded early, or the sanitizer would miss thrown exceptions.
 SANITIZED := build/sanitize
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
+SANITIZED_TESTS := devices linear packed_weights masked_logprob prefix_attention segments
 
 sanitize: .venv/tested
 	mkdir -p $(SANITIZED)

@@ -12,6 +12,8 @@
 #include <exception>
 #include <vector>
 
+#include "rows.h"
+
 namespace diffscore {
 namespace {
 
@@ -147,10 +149,10 @@ Products choose_products(const char* operation, std::string_view asked, at::Scal
 }
 
 void pack_block(const char* const* rows, int64_t words, char* packed) {
-  for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
-    for (int64_t word = 0; word < words; ++word)
-      std::memcpy(packed + (word * kBlockLanes + lane) * kWord, rows[lane] + word * kWord, kWord);
-  }
+  static_assert(kBlockLanes % kRowVector == 0);
+  auto* to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t lane = 0; lane < kBlockLanes; lane += kRowVector)
+    row_kernels().gather_words(rows + lane, words, to + lane, kBlockLanes);
 }
 
 void block_product(Products products, const char* a, int64_t row_stride, int64_t rows, int64_t depth, const char* b,

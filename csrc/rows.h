@@ -1,4 +1,4 @@
-// Loops along rows, for results that lie in rows of the caller's problem: the epilogue of products in blocks.
+// Loops for products in blocks of bfloat16: their epilogue along rows, their packing, their softmax.
 //
 // Compiled once for each instruction set and chosen at run time. A row's numbers never mix with another row's, and the
 // order of its sums depends on its width only.
@@ -27,6 +27,21 @@ struct RowKernels {
   void (*normalise)(float* c, int64_t stride, int64_t rows, int64_t width, const uint16_t* residual,
                     int64_t residual_stride, const float* gain, const float* offset, float epsilon, uint16_t* out,
                     int64_t out_stride);
+
+  // to[word * stride + i] = word `word` of rows[i], for kRowVector rows of `words` words of 4 bytes.
+  void (*gather_words)(const char* const* rows, int64_t words, uint32_t* to, int64_t stride);
+
+  // Pairs of rows of bfloat16 [rows, width], `row_bytes` apart, transposed: to[k * stride + r / 2] = the numbers k of row
+  // r and, in the upper half, of row r + 1; beyond the last row 0.
+  void (*transpose_pairs)(const char* from, int64_t row_bytes, int64_t rows, int64_t width, uint32_t* to,
+                          int64_t stride);
+
+  // `attend` of inner.h for the first `lanes` lanes (of whole vectors) of a block, with the weights as pairs of bfloat16
+  // of neighbouring keys, rounded to nearest: pairs[r / 2][lane]. Scores stay as they are; rows of scores, accumulator
+  // and pairs lie `stride` apart.
+  void (*attend_in_pairs)(const float* scores, int64_t stride, int64_t keys, float scale, float first_key,
+                          const float* limits, float* maximum, float* sum, float* accumulator, int64_t head_dim,
+                          uint32_t* pairs, int64_t lanes);
 };
 
 const RowKernels& portable_row_kernels();
