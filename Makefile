@@ -22,7 +22,7 @@ test: .venv/tested
 # Products in blocks are made by the processor's units for bfloat16 where it has them, else by plain loops. These targets
 # run the tests that depend on it again: with the units forced on, forced off, and as this processor does not by default.
 ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/bounds/test_likelihood.py tests/scoring/test_scorer.py \
-            tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
+            tests/ops/test_linear.py tests/ops/test_packed_weights.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
 
 test-forced-on: .venv/tested
 	$(BIN)/python -m pytest --products on $(ON_PATHS)
@@ -62,7 +62,7 @@ dist: .venv/tested
 # is built for it. The first error ends the run. libstdc++ is loaded early, or the sanitizer would miss thrown exceptions.
 SANITIZED := build/sanitize
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
+SANITIZED_TESTS := devices linear packed_weights masked_logprob prefix_attention segments
 
 sanitize: .venv/tested
 	mkdir -p $(SANITIZED)

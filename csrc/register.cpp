@@ -25,6 +25,10 @@ TORCH_LIBRARY(diffscore_fast, m) {
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias, str activation, Tensor? residual, Tensor? gain, Tensor? offset, "
       "float epsilon) -> Tensor");
+  m.def("pack_weight(Tensor weight, bool gated) -> Tensor");
+  m.def(
+      "linear_packed(Tensor x, Tensor packed, int width, Tensor? bias, str activation, Tensor? residual, Tensor? gain, "
+      "Tensor? offset, float epsilon, str products) -> Tensor");
   m.def("log_mean_exp(Tensor values, Tensor segments) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("evidence_bounds(Tensor log_p, int folds, Tensor segments) -> (Tensor, Tensor, Tensor)");
 }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.ops import AUTO, linear
 from diffscore_fast.ops.linear import resolve_linear
+from diffscore_fast.ops.packed_weights import PackedWeights
 
 
 class Network(nn.Module):
@@ -21,6 +22,7 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._implementation = AUTO
+        self._packed_weights = PackedWeights()
 
     @property
     def device(self) -> torch.device:
@@ -39,7 +41,9 @@ class Network(nn.Module):
         self._implementation = implementation
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **epilogue: Any) -> Tensor:
-        return linear(x, weight, bias, implementation=self._implementation, **epilogue)
+        return linear(
+            x, weight, bias, packed_weights=self._packed_weights, implementation=self._implementation, **epilogue
+        )
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[N, H * d] to [N, H, d]."""

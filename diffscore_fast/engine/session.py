@@ -113,9 +113,7 @@ class ScoringModel:
             plan_tokens=plan.plan_tokens,
             implementation=implementation,
         )
-        # In 16 bits "cpu" means the faster one of what the CPU has: the C++ kernel, or torch's products in tiles.
-        has_it = implementation in ops.LINEAR.implementations
-        if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
+        if implementation in ops.LINEAR.implementations:
             backbone.choose_linear(implementation)
         self._identity = {
             "version": __version__,

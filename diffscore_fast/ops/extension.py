@@ -115,6 +115,17 @@ def _fake_linear(x, weight, bias, activation, *others):  # type: ignore[no-untyp
     return x.new_empty((x.shape[0], weight.shape[0] // (2 if activation == "swiglu" else 1)))
 
 
+def _fake_pack_weight(weight, gated) -> Tensor:  # type: ignore[no-untyped-def]
+    _one_device(weight)
+    groups = 2 if gated else 1
+    return weight.new_empty((groups * -(-weight.shape[0] // groups // 48), -(-weight.shape[1] // 32) * 16, 48, 2))
+
+
+def _fake_linear_packed(x, packed, width, bias, activation, *others):  # type: ignore[no-untyped-def]
+    _one_device(x, packed, bias, *others)
+    return x.new_empty((x.shape[0], width // (2 if activation == "swiglu" else 1)))
+
+
 def _fake_log_mean_exp(values, segments):  # type: ignore[no-untyped-def]
     _one_device(values, segments)
     shape = (segments.shape[0] - 1,)
@@ -154,6 +165,8 @@ if _C is not None:
     torch.library.register_fake("diffscore_fast::masked_logprob_statistics", _fake_statistics)
     torch.library.register_fake("diffscore_fast::prefix_attention", _fake_attention)
     torch.library.register_fake("diffscore_fast::linear", _fake_linear)
+    torch.library.register_fake("diffscore_fast::pack_weight", _fake_pack_weight)
+    torch.library.register_fake("diffscore_fast::linear_packed", _fake_linear_packed)
     torch.library.register_fake("diffscore_fast::log_mean_exp", _fake_log_mean_exp)
     torch.library.register_fake("diffscore_fast::evidence_bounds", _fake_bounds)
     torch.library.register_autograd("diffscore_fast::masked_logprob", _backward, setup_context=_save_for_backward)
