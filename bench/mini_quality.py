@@ -85,7 +85,8 @@ def main(
         articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
     if "losses" in wanted:
         measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
-        draw_losses(report.rows, RESULTS / "mini_losses.png")
+        if not isinstance(loaded.backbone, LlamaBackbone):
+            draw_losses(report.rows, RESULTS / "mini_losses.png")
     if "perplexities" in wanted:
         measure_perplexities(report, model, articles, texts)
     sets = load_sets(data / "judgements", documents, rows, pairs) if {"judgements", "wmt"} & set(wanted) else []
