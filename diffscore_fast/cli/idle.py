@@ -25,6 +25,8 @@ def refuse_idle_score_options(options: dict[str, Any]) -> None:
             options["direction"] != "marginal" and options["references_column"] is None,
             "a direction that reads sources, and no --references-column",
         ),
+        ("allow_mixed", options.get("workers", 1) > 1, "several --workers"),
+        ("profile_run", options.get("workers", 1) == 1, "one process; leave out --workers"),
         ("show", not options.get("quiet"), "the summary; leave out --quiet"),
     ):
         _refuse_if_idle(name, works, needed)

@@ -18,6 +18,7 @@ from diffscore_fast.cli.options import (
     input_paths,
     score_options,
     score_output_options,
+    worker_options,
 )
 from diffscore_fast.cli.terminal import Command
 from diffscore_fast.version import __version__
@@ -34,6 +35,7 @@ def main() -> None:
 @main.command()
 @input_paths
 @file_options
+@worker_options
 @score_options
 @score_output_options
 def score(input_paths: tuple[str, ...], output_path: str, model: str, **options: Any) -> None:

@@ -280,6 +280,22 @@ score_options = group(
     _source_column,
 )
 
+worker_options = group(
+    _option(
+        "--workers",
+        "Processes that score, each with a model of its own (with --device cuda, one per GPU). On a CPU the output is "
+        "the same, byte for byte.",
+        default=1,
+        type=click.IntRange(min=1),
+        metavar="N",
+    ),
+    click.option(
+        "--allow-mixed",
+        is_flag=True,
+        help="Take workers with different instruction sets or kernels, whose scores agree to 1e-5 nats per token.",
+    ),
+)
+
 # What `score` writes and prints.
 score_output_options = group(
     _candidate_column,

@@ -234,6 +234,10 @@ class FileRun:
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
     @property
+    def input_path(self) -> str:
+        return self._reader.path
+
+    @property
     def rows_before(self) -> int:
         """Rows that an earlier run has finished, and that this run skips."""
         return 0 if self._journal is None else self._journal.rows

@@ -7,13 +7,15 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, ShardOfRun, dialect_options, files_beside, number, print_profile
@@ -28,6 +30,9 @@ from diffscore_fast.scoring.scorer import DiffScorer
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
+
+if TYPE_CHECKING:
+    from diffscore_fast.distributed.scorer_pool import ScorerPool
 
 TO_TERMINAL = "-"
 MAX_TEXT = 400  # characters of a candidate that --show prints
@@ -56,8 +61,7 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             run.abandon()
             raise
     try:
-        job.load(model)
-        with job.profiled():
+        with job.loaded(model), job.profiled():
             job.process(run)
     except BaseException:
         run.abandon()
@@ -86,6 +90,7 @@ class ScoreJob:
         self._arguments = model_arguments(options)
         self._heatmap = _HeatMap(options, self.config)
         self._profile: RunProfile | None = None
+        self._pool: ScorerPool | None = None
 
     def check_extra_outputs(self, taken: Sequence[str]) -> None:
         """Raise `InputError` if the heat map or the profile cannot be written, or would write over files (`taken`)."""
@@ -120,20 +125,36 @@ class ScoreJob:
             shard=shard,
         )
 
-    def load(self, model: str) -> None:
-        """Load the model."""
-        self._scorer = DiffScorer(model, **self._arguments)
-        if self.options["attention"] is None and self.options["block_size"] is None:
-            self.config = make_config({**self.options, "attention": self._scorer.spec.default_pattern})
-        self.config = self._scorer.complete(self.config)
-        self.signature = self._scorer.signature(self.config)
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[None]:
+        """Load the model, here or in workers, which end with the block."""
+        options = self.options
+        if options["workers"] == 1:
+            self._scorer = DiffScorer(model, **self._arguments)
+            self.config = self._scorer.complete(config_for(options, self._scorer.spec))
+            self.signature = self._scorer.signature(self.config)
+            yield
+            return
+        from diffscore_fast.distributed.scorer_pool import ScorerPool, ScoreWork
+
+        work = ScoreWork(model, self._arguments, partial(config_for, options))
+        with ScorerPool(work, options["workers"], allow_mixed=options["allow_mixed"]) as self._pool:
+            self.config, self.signature = self._pool.config, self._pool.signature
+            if not options["quiet"]:
+                kinds = " | ".join(map(str, self._pool.pool.kinds))
+                Console(stderr=True).print(
+                    f"{options['workers']} workers: {kinds}", soft_wrap=True, highlight=False, markup=False
+                )
+            yield
 
     def process(self, run: FileRun) -> None:
         """Score the rows of a file."""
-        config = self.config
+        config, rows_before = self.config, run.rows_before
 
         def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
             pairs = (row if config.needs_source else (None, *row) for row in rows)
+            if self._pool is not None:
+                return self._pool.score_batches(pairs, progress, first=rows_before, name=run.input_path)
             return self._scorer.score_batches(pairs, config, progress, by_time=True)
 
         run.process(batches, self._fields, str(self.signature))
@@ -278,6 +299,13 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
     if config.aggregate is not None:
         return {"--references-column": options["references_column"]}
     return {"--source-column": options["source_column"]}
+
+
+def config_for(options: dict[str, Any], spec: BackboneSpec) -> ScoreConfig:
+    """The configuration for the options of `score` and a model, whose default pattern is taken if none is named."""
+    if options["attention"] is None and options["block_size"] is None:
+        options = {**options, "attention": spec.default_pattern}
+    return make_config(options)
 
 
 def make_config(options: dict[str, Any]) -> ScoreConfig:

@@ -116,7 +116,10 @@ class _ShardsRun:
         InputError
             If a finished shard was made by other options, or of an input that has changed since.
         """
-        self._job.load(model)
+        with self._job.loaded(model):
+            self._process()
+
+    def _process(self) -> None:
         identity = self._identity()
         finished = [shard for shard in self._shards if shard.name in self._finished]
         for shard in finished:
