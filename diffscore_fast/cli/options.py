@@ -23,6 +23,7 @@ from diffscore_fast.options import (
     DEFAULT_DIFFERENCES,
     DEFAULT_DIRECTION,
     DEFAULT_DRAWS,
+    DEFAULT_ENGINE,
     DEFAULT_ESTIMATOR,
     DEFAULT_IMPLEMENTATION,
     DEFAULT_LEVELS,
@@ -44,6 +45,7 @@ from diffscore_fast.options import (
     DEFAULT_Z,
     DIRECTIONS,
     DTYPES,
+    ENGINES,
     ESTIMATORS,
     MASK_RATIOS,
     MASK_WORDS,
@@ -288,6 +290,18 @@ worker_options = group(
         default=1,
         type=click.IntRange(min=1),
         metavar="N",
+    ),
+    _option(
+        "--engine",
+        "What the workers are: processes of this machine, or actors of a Ray cluster (needs the extra `ray`).",
+        type=click.Choice(ENGINES),
+        default=DEFAULT_ENGINE,
+    ),
+    _option(
+        "--address",
+        "For --engine ray: of the cluster. Default: the one that RAY_ADDRESS or this machine has, or else a new local "
+        "one.",
+        metavar="ADDRESS",
     ),
     click.option(
         "--allow-mixed",

@@ -32,6 +32,7 @@ from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
 
 if TYPE_CHECKING:
+    from diffscore_fast.distributed.ray_engine import RayScorer
     from diffscore_fast.distributed.scorer_pool import ScorerPool
 
 TO_TERMINAL = "-"
@@ -90,7 +91,7 @@ class ScoreJob:
         self._arguments = model_arguments(options)
         self._heatmap = _HeatMap(options, self.config)
         self._profile: RunProfile | None = None
-        self._pool: ScorerPool | None = None
+        self._workers: ScorerPool | RayScorer | None = None
 
     def check_extra_outputs(self, taken: Sequence[str]) -> None:
         """Raise `InputError` if the heat map or the profile cannot be written, or would write over files (`taken`)."""
@@ -129,23 +130,31 @@ class ScoreJob:
     def loaded(self, model: str) -> Iterator[None]:
         """Load the model, here or in workers, which end with the block."""
         options = self.options
-        if options["workers"] == 1:
+        if options["workers"] == 1 and options["engine"] == "processes":
             self._scorer = DiffScorer(model, **self._arguments)
             self.config = self._scorer.complete(config_for(options, self._scorer.spec))
             self.signature = self._scorer.signature(self.config)
             yield
             return
-        from diffscore_fast.distributed.scorer_pool import ScorerPool, ScoreWork
-
-        work = ScoreWork(model, self._arguments, partial(config_for, options))
-        with ScorerPool(work, options["workers"], allow_mixed=options["allow_mixed"]) as self._pool:
-            self.config, self.signature = self._pool.config, self._pool.signature
+        with self._started_workers(model) as self._workers:
+            self.config, self.signature = self._workers.config, self._workers.signature
             if not options["quiet"]:
-                kinds = " | ".join(map(str, self._pool.pool.kinds))
-                Console(stderr=True).print(
-                    f"{options['workers']} workers: {kinds}", soft_wrap=True, highlight=False, markup=False
-                )
+                told = f"{options['workers']} workers: {' | '.join(map(str, self._workers.kinds))}"
+                Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
             yield
+
+    def _started_workers(self, model: str) -> ScorerPool | RayScorer:
+        from diffscore_fast.distributed.chunks import ScoreWork
+
+        options = self.options
+        work = ScoreWork(model, self._arguments, partial(config_for, options))
+        if options["engine"] == "ray":
+            from diffscore_fast.distributed.ray_engine import RayScorer
+
+            return RayScorer(work, options["workers"], address=options["address"], allow_mixed=options["allow_mixed"])
+        from diffscore_fast.distributed.scorer_pool import ScorerPool
+
+        return ScorerPool(work, options["workers"], allow_mixed=options["allow_mixed"])
 
     def process(self, run: FileRun) -> None:
         """Score the rows of a file."""
@@ -153,8 +162,8 @@ class ScoreJob:
 
         def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
             pairs = (row if config.needs_source else (None, *row) for row in rows)
-            if self._pool is not None:
-                return self._pool.score_batches(pairs, progress, first=rows_before, name=run.input_path)
+            if self._workers is not None:
+                return self._workers.score_batches(pairs, progress, first=rows_before, name=run.input_path)
             return self._scorer.score_batches(pairs, config, progress, by_time=True)
 
         run.process(batches, self._fields, str(self.signature))

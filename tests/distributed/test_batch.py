@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from typing import Any
 
 import numpy as np
 import pandas
@@ -70,7 +71,7 @@ def test_splitting_a_batch_changes_no_bit(expected):
 
 
 def test_columns_directions_and_references_are_options(mini):
-    rows = {"hyp": ["A cat sat.", "Rain."], "refs": [["The cat sat.", "A cat."], ["It rained."]]}
+    rows: dict[str, Any] = {"hyp": ["A cat sat.", "Rain."], "refs": [["The cat sat.", "A cat."], ["It rained."]]}
     scorer = BatchScorer(candidate_column="hyp", references_column="refs", draws=1, output_prefix="d_")
     as_arrays = {"hyp": np.array(rows["hyp"], object), "refs": np.array([np.array(r) for r in rows["refs"]], object)}
     expected = mini.score(None, rows["hyp"], references=rows["refs"], draws=1)

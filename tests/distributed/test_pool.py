@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_an_item_that_ends_its_worker_is_given_out_again_but_not_for_ever(tmp_pa
 
 def test_a_stream_may_be_left_half_way(tmp_path):
     with WorkerPool(Squares(tmp_path), 2) as pool:
-        left = pool.map(range(50))
+        left: Any = pool.map(range(50))
         assert [next(left) for _ in range(3)] == [0, 1, 4]
         left.close()
         assert list(pool.map(range(100, 130))) == [item * item for item in range(100, 130)]
@@ -121,6 +122,7 @@ def test_threads_are_shared_out_unless_the_environment_says(tmp_path, monkeypatc
 PARENT = """
 import sys
 from pathlib import Path
+from typing import Any
 from diffscore_fast.distributed.pool import WorkerPool
 from tests.support.squares import Squares
 with WorkerPool(Squares(Path(sys.argv[1])), 2) as pool:

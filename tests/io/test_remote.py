@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from typing import Any
 
 import pyarrow
 import pytest
@@ -110,7 +111,7 @@ def test_a_store_that_stops_answering_ends_the_run_and_spoils_no_row(bucket, mon
     opened = remote.RemotePath.open
 
     def broken(self):
-        buffered = opened(self)
+        buffered: Any = opened(self)
         buffered.raw._file = Broken(buffered.raw._file)
         return buffered
 
