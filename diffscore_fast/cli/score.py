@@ -146,7 +146,8 @@ class ScoreJob:
     def _started_workers(self, model: str) -> ScorerPool | RayScorer:
         from diffscore_fast.distributed.chunks import ScoreWork
 
-        options = self.options
+        # The template by its content: a worker of a cluster may not have its file.
+        options = {**self.options, "template": find_template(self.options["template"])}
         work = ScoreWork(model, self._arguments, partial(config_for, options))
         if options["engine"] == "ray":
             from diffscore_fast.distributed.ray_engine import RayScorer

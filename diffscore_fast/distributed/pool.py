@@ -155,6 +155,8 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers. They hold nothing that must be kept."""
         for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
             worker.end()
         self._workers = []
 
