@@ -69,7 +69,8 @@ class WorkerPool:
     def __init__(self, work: Work, count: int, *, threads: int | None = None, allow_mixed: bool = False) -> None:
         self.kinds: list[Any] = []
         self.about: Any = None
-        self.threads = threads or max(1, len(os.sched_getaffinity(0)) // count)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads = threads or max(1, cores // count)
         self._work, self._allow_mixed = work, allow_mixed
         self._items: dict[int, Any] = {}  # given out or waiting, by number
         self._again: list[int] = []  # to be given out again, before new ones
@@ -81,7 +82,8 @@ class WorkerPool:
         self._observe: Callable[[Any, float], None] = _nothing
         self._describe: Callable[[Any], str] = str
         try:
-            self._workers = [_Worker(slot, self._work, self.threads) for slot in range(count)]
+            for slot in range(count):
+                self._workers.append(_Worker(slot, self._work, self.threads))
             while not all(worker.ready for worker in self._workers):
                 self._receive()
         except BaseException:
