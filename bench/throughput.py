@@ -386,7 +386,7 @@ def command_options(arguments: list[str]) -> dict[str, Any]:
     from diffscore_fast.cli.main import score
 
     parameters = dict(score.make_context("score", arguments[1:]).params)
-    return {name: value for name, value in parameters.items() if name not in ("input_path", "output_path", "model")}
+    return {name: value for name, value in parameters.items() if name not in ("input_paths", "output_path", "model")}
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ DTypeName = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DTypeName, ...] = get_args(DTypeName)
 DEFAULT_SEED = 0
 
+# Who scores a file.
+Engine = Literal["processes", "ray"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+DEFAULT_ENGINE: Engine = "processes"
+
 # Limits. All counts are far above what a score needs: a larger one is a typing error, and is refused by name before it
 # can end in a lack of memory.
 MAX_DRAWS = 10_000

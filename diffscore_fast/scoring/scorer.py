@@ -294,15 +294,7 @@ class DiffScorer(ScoringModel):
         With `by_time`, on a CPU, a table comes every few seconds: a caller who stores the tables loses little if the
         run is stopped.
         """
-        draws = config.reconstruction.max_draws_held * len(config.passes)
-
-        def size_of(row: tuple[Any, ...]) -> int:
-            pairs = [row[:2]] if config.aggregate is None else expand([row[:2]])[0]
-            both = sum(token_estimate(text) for pair in pairs for text in pair)
-            targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
-            return both + draws * (both if config.attention == "full" else targets)
-
-        cut = chunks(rows, size_of, self._chunk_tokens(TOKENS_CHUNK), self._chunk_seconds(by_time))
+        cut = chunks(rows, row_size(config), self.chunk_tokens, self._chunk_seconds(by_time))
         # Not on a CPU: all its cores compute already, and a slow stream would wait for one more chunk. Not with spaCy:
         # its locks must not be held by another thread when a process forks.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
@@ -313,6 +305,11 @@ class DiffScorer(ScoringModel):
         tokenised = one_ahead(cut, work) if ahead else map(work, cut)
         for batch in tokenised:
             yield self._score_batch(batch, config, progress)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """About how many window tokens are planned together at most."""
+        return self._chunk_tokens(TOKENS_CHUNK)
 
     def _tokenised(self, rows: list[tuple[Any, ...]], config: ScoreConfig) -> _Batch:
         items: list[str] | None = None
@@ -445,6 +442,19 @@ class DiffScorer(ScoringModel):
                 eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
                 estimator = WithinEligible(eligible, sequences, build)
         return self._runner.evaluate(estimator, sequences, config.patterns[0], progress)
+
+
+def row_size(config: ScoreConfig) -> Callable[[tuple[Any, ...]], int]:
+    """A function from a row to about how many tokens it takes under a configuration."""
+    draws = config.reconstruction.max_draws_held * len(config.passes)
+
+    def size_of(row: tuple[Any, ...]) -> int:
+        pairs = [row[:2]] if config.aggregate is None else expand([row[:2]])[0]
+        both = sum(token_estimate(text) for pair in pairs for text in pair)
+        targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
+        return both + draws * (both if config.attention == "full" else targets)
+
+    return size_of
 
 
 def _token_scores(
