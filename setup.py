@@ -54,6 +54,7 @@ def extension_arguments() -> dict:
 
 
 # Folders of data count as packages to setuptools, though find_packages sees none in them.
-PACKAGES = [*find_packages(include=["diffscore_fast", "diffscore_fast.*"]), "diffscore_fast.backbones.mini"]
+DATA = ["diffscore_fast.backbones.mini", "diffscore_fast.backbones.small_adapter"]
+PACKAGES = [*find_packages(include=["diffscore_fast", "diffscore_fast.*"]), *DATA]
 
 setup(packages=PACKAGES, **extension_arguments())

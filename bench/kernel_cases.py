@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.nn import LinearCrossEntropyOptions, functional
 from bench.timing import exponential_rate, matrix_rate, peak_extra_bytes, ratio
 from diffscore_fast import ops
 from diffscore_fast.ops.extension import brgemm_unavailable
+from diffscore_fast.ops.packed_weights import PackedWeights
 
 Calls = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]
@@ -77,8 +79,8 @@ def all_cases(small: bool) -> list[Case]:
     found += [
         attention_case(2 if small else 16, 3 if small else 20, dtype, 2 if small else 9) for dtype in (single, half)
     ]
-    for width in (384, 768):
-        found += [case for count in rows for case in linear_cases(count, width, 2 if small else 9)]
+    for width, dtype in itertools.product((384, 768), (single, half)):
+        found += [case for count in rows for case in linear_cases(count, width, dtype, 2 if small else 9)]
     return found + segment_cases(100 if small else 1_000_000, 2 if small else 5)
 
 
@@ -248,10 +250,10 @@ def attention_case(candidates: int, draws: int, dtype: torch.dtype, turns: int) 
     return case
 
 
-def linear_cases(rows: int, width: int, turns: int) -> list[Case]:
+def linear_cases(rows: int, width: int, dtype: torch.dtype, turns: int) -> list[Case]:
     """The body's products at widths 384 and 768 (the embedded model's), against torch's separate calls."""
     return [
-        linear_case(name, rows, width, *shape, turns)
+        linear_case(name, rows, width, *shape, dtype, turns)
         for name, shape in {
             "qkv": (width, 3 * width, "none", False),
             "out + residual + norm": (width, width, "none", True),
@@ -262,22 +264,46 @@ def linear_cases(rows: int, width: int, turns: int) -> list[Case]:
 
 
 def linear_case(
-    name: str, rows: int, width: int, depth: int, size: int, activation: str, normed: bool, turns: int
+    name: str,
+    rows: int,
+    width: int,
+    depth: int,
+    size: int,
+    activation: str,
+    normed: bool,
+    dtype: torch.dtype,
+    turns: int,
 ) -> Case:
-    names = (OURS, "reference")
+    """In bfloat16 a network's weights are packed once, so the timed calls find theirs packed."""
+    names = ("large matmul", OURS, "reference")
 
     def make() -> Calls:
         torch.manual_seed(0)
-        x, weight, bias = torch.randn(rows, depth), torch.randn(size, depth) / depth**0.5, torch.randn(size)
-        norm = ops.ResidualNorm(torch.randn(rows, size), torch.ones(size), torch.zeros(size), 1e-12) if normed else None
+        x, weight, bias = (
+            item.to(dtype)
+            for item in (torch.randn(rows, depth), torch.randn(size, depth) / depth**0.5, torch.randn(size))
+        )
+        residual, gain, offset = (
+            item.to(dtype) for item in (torch.randn(rows, size), torch.ones(size), torch.zeros(size))
+        )
+        norm = ops.ResidualNorm(residual, gain, offset, 1e-12) if normed else None
+        kept, square = PackedWeights(), torch.randn(LARGE, LARGE).to(dtype)
         call = functools.partial(ops.linear, x, weight, bias, activation=activation, residual_norm=norm)
-        return {kind: functools.partial(call, implementation=kind) for kind in names}
+        return {
+            "large matmul": lambda: functional.linear(square, square),
+            OURS: functools.partial(call, packed_weights=kept, implementation=OURS),
+            "reference": functools.partial(call, implementation="reference"),
+        }
 
     def report(seconds: Seconds) -> None:
         own = statistics.median(seconds[OURS])
-        print(f"{case.title}: {own * 1e3:.2f} ms, {2.0 * rows * depth * size / own / 1e9:.1f} GFLOP/s")
+        share = ratio(seconds, "large matmul", OURS) * rows * depth * size / LARGE**3
+        print(
+            f"{case.title}: {own * 1e3:.2f} ms, {2.0 * rows * depth * size / own / 1e9:.1f} GFLOP/s: {share:.2f} of "
+            f"the rate of torch's own matmul of size {LARGE}"
+        )
 
-    case = Case("linear", f"{name}, rows {rows} width {width}", torch.float32, turns, names, make, report)
+    case = Case("linear", f"{name}, rows {rows} width {width}", dtype, turns, names, make, report)
     return case
 
 

@@ -1,7 +1,7 @@
-"""Quality of the embedded model: held-out losses, perplexities, agreement with human judgements, two sanity checks.
+"""Quality of the models `mini` and `small`: held-out losses, perplexities, agreement with human judgements, two checks.
 
 `python -m bench.mini_quality` prints everything with 95% bootstrap intervals and appends it, with the model's checksum,
-to bench/results/mini_quality.jsonl. The options set which sections run and how many rows are read.
+to bench/results/mini_quality.jsonl. The options set which model and which sections run, and how many rows are read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch
 from bench.judgement_sets import JudgedSet, agreement, baseline_scores, load_sets, summarised_documents
 from bench.records import RESULTS, append_record
 from diffscore_fast import DiffScorer, LikelihoodBounds
+from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.loader import LoadedModel, load_model
+from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Observation, Sequences
+from diffscore_fast.options import DTYPES
 from diffscore_fast.training.__main__ import HELD_OUT
+from diffscore_fast.training.adaptation import adaptation_losses
 from diffscore_fast.training.corpus import Corpus, prepare_corpus, read_articles
 from diffscore_fast.training.evaluation import Measured, difference_interval, held_out_losses
-from diffscore_fast.training.objective import masked_losses
-from diffscore_fast.training.patterns import lay_block, pack_layouts
 
-NAME = "DiffScore prefix"
 LEAD_CHARACTERS = 500
 SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
 
@@ -39,7 +40,7 @@ SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
     required=True,
     help="Folder with judgements/ and corpus/wiki_en.txt.xz.",
 )
-@click.option("--model", default="mini", show_default=True, help="Embedded model by name, or a model folder.")
+@click.option("--model", default="mini", show_default=True, help="mini, small, or a folder of such a model.")
 @click.option("--sequences", default=60, show_default=True, help="Held-out sequences per loss.")
 @click.option("--texts", default=8, show_default=True, help="Held-out texts whose likelihood is bounded.")
 @click.option("--documents", default=10, show_default=True, help="SummEval documents (16 systems each).")
@@ -47,6 +48,12 @@ SECTIONS = ("losses", "perplexities", "judgements", "wmt", "checks")
 @click.option("--pairs", default=60, show_default=True, help="Pairs of Rank19 and of each WMT set.")
 @click.option("--checks", default=30, show_default=True, help="Documents of the shuffling and fluency checks.")
 @click.option("--draws", default=10, show_default=True, help="Mask draws per text.")
+@click.option(
+    "--block-sizes",
+    default="",
+    help="Also DiffScore by blocks of these sizes, separated by commas; 0: the whole window.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--threads", default=2, show_default=True, help="Threads of torch.")
 @click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Sections to run; default all.")
 @click.option("--note", default="", help="Recorded with the results (which checkpoint, how long trained).")
@@ -60,6 +67,8 @@ def main(
     pairs: int,
     checks: int,
     draws: int,
+    block_sizes: str,
+    dtype: str,
     threads: int,
     only: tuple[str, ...],
     note: str,
@@ -68,20 +77,22 @@ def main(
     torch.set_num_threads(threads)
     started = time.monotonic()
     loaded = load_model(model, dtype=torch.float32)
-    scorer = DiffScorer(model, dtype=torch.float32)
-    report = Report(model=model, weights_sha256=loaded.weights_sha256, note=note, draws=draws)
+    scorer = DiffScorer(model, dtype=getattr(torch, dtype))
+    report = Report(model=model, weights_sha256=loaded.weights_sha256, note=note, draws=draws, dtype=dtype)
+    sizes = [int(size) for size in block_sizes.split(",") if size]
     wanted = only or SECTIONS
     if "losses" in wanted or "perplexities" in wanted:
         articles = held_out_articles(data / "corpus" / "wiki_en.txt.xz")
     if "losses" in wanted:
         measure_losses(report, loaded, as_corpus(articles, loaded), sequences)
-        draw_losses(report.rows, RESULTS / "mini_losses.png")
+        if not isinstance(loaded.backbone, LlamaBackbone):
+            draw_losses(report.rows, RESULTS / "mini_losses.png")
     if "perplexities" in wanted:
         measure_perplexities(report, model, articles, texts)
     sets = load_sets(data / "judgements", documents, rows, pairs) if {"judgements", "wmt"} & set(wanted) else []
     for judged in sets:
         if ("wmt" if judged.name.startswith("WMT") else "judgements") in wanted:
-            measure_agreement(report, judged, scorer, loaded, draws)
+            measure_agreement(report, judged, scorer, draws, sizes)
     if "checks" in wanted:
         read = summarised_documents(data / "judgements", checks)
         check_shuffled(report, read, scorer, draws)
@@ -135,6 +146,10 @@ def as_corpus(articles: list[list[str]], loaded: LoadedModel) -> Corpus:
 
 def measure_losses(report: Report, loaded: LoadedModel, held_out: Corpus, sequences: int) -> None:
     """Losses per pattern and mask ratio, perplexities, and the gain from the right prefix."""
+    if isinstance(loaded.backbone, LlamaBackbone):
+        for item in adaptation_losses(loaded.backbone, loaded.tokenizer, held_out, sequences):
+            report.add("loss", f"{item.setting}, nats per token", item.mean, *item.interval(), sequences=sequences)
+        return
     measured = {item.setting: item for item in held_out_losses(loaded.bert, held_out, sequences=sequences)}
     for name, item in measured.items():
         if name.endswith(" nelbo"):  # what block-diffusion papers report as perplexity
@@ -186,45 +201,66 @@ def by_kind(wrong: Measured, right: Measured) -> dict[str, tuple[Measured, Measu
     }
 
 
-def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, loaded: LoadedModel, draws: int) -> None:
-    """Agreement with the human judgements of our score, the network's autoregressive mode, and the baselines."""
-    table = scorer.score(
-        judged.sources,
-        judged.candidates,
-        direction="conditional",
-        draws=draws,
-        seed=0,
-        coupling="independent",
-        attention="prefix",
-        overlength="truncate-source",
-    )
-    metrics = {NAME: table.scores, "autoregressive": autoregressive_scores(loaded, judged), **baseline_scores(judged)}
+def measure_agreement(report: Report, judged: JudgedSet, scorer: DiffScorer, draws: int, sizes: list[int]) -> None:
+    """Agreement with the human judgements of our score, of the same network left to right, and of the baselines."""
+    options: dict[str, Any] = {
+        "sources": judged.sources,
+        "candidates": judged.candidates,
+        "draws": draws,
+        "seed": 0,
+        "coupling": "independent",
+        "overlength": "truncate-source",
+    }
+    default = scorer.spec.default_pattern
+    name = f"DiffScore {default}"
+    if default == "block":
+        name += f" {scorer.spec.patterns[default].default_block_size}"
+    metrics = {name: scorer.score(**options).scores}
+    for size in sizes:
+        own: dict[str, Any] = {"block_size": size} if size else {"attention": "prefix"}
+        metrics[f"DiffScore block {size}" if size else "DiffScore prefix"] = scorer.score(**options, **own).scores
+    metrics |= {"left to right": left_to_right_scores(scorer, judged), **baseline_scores(judged)}
     for metric, scores in metrics.items():
         found = agreement(judged, scores)
-        name = f"{judged.name} {'accuracy' if judged.statistic == 'pairs' else judged.statistic}, {metric}"
-        report.add("judgement", name, found.value, found.low, found.high, rows=len(scores))
+        label = f"{judged.name} {'accuracy' if judged.statistic == 'pairs' else judged.statistic}, {metric}"
+        report.add("judgement", label, found.value, found.low, found.high, rows=len(scores))
         if judged.name.startswith("WMT"):
             # Kendall's tau over pairs: (concordant - discordant) / all, ties as discordant.
             tau = [2 * value - 1 for value in (found.value, found.low, found.high)]
             report.add("judgement", f"{judged.name} Kendall tau, {metric}", *tau, rows=len(scores))
 
 
-@torch.no_grad()
-def autoregressive_scores(loaded: LoadedModel, judged: JudgedSet) -> np.ndarray:
+def left_to_right_scores(scorer: DiffScorer, judged: JudgedSet) -> np.ndarray:
     """Mean log-probability of the candidate's tokens, left to right after the source: the network at block size 1."""
-    backbone = loaded.bert
-    limit = backbone.spec.pattern("block", 1).position_limit - 1
-    texts = list(dict.fromkeys([*judged.sources, *judged.candidates]))
-    ids = {text: item.ids.astype(np.int64) for text, item in zip(texts, loaded.tokenizer.encode(texts), strict=True)}
-    scores = np.full(len(judged.candidates), np.nan)
-    for row, (source, candidate) in enumerate(zip(judged.sources, judged.candidates, strict=True)):
-        before, after = ids[source][: limit - len(ids[candidate])], ids[candidate]
-        if not len(after):
-            continue
-        masked = np.repeat([False, True], [len(before), len(after)])
-        layout = lay_block(np.concatenate([before, after]), masked, 1, backbone.spec)
-        scores[row] = -float(masked_losses(backbone, pack_layouts([layout])).tokens.mean())
+    attention = AttentionPattern("block", 1)
+    pattern = scorer.spec.pattern("block", 1)
+    limit = pattern.position_limit - 1 - len(pattern.separator_ids)
+    ids = dict(
+        zip(texts := list(dict.fromkeys([*judged.sources, *judged.candidates])), scorer.tokenize(texts), strict=True)
+    )
+    targets = [ids[text] for text in judged.candidates]
+    contexts = [ids[text][: limit - len(target)] for text, target in zip(judged.sources, targets, strict=True)]
+    rows = np.flatnonzero([len(target) for target in targets])
+    sequences = Sequences.build(contexts, np.arange(len(contexts)), targets)
+    lengths = sequences.target_lengths[rows]
+    plan = MaskPlan(rows, np.zeros_like(rows), lengths, np.ones(int(lengths.sum()), dtype=bool))
+    log_probs = scorer.runner.evaluate(OneRound(plan), sequences, attention)
+    scores = np.full(len(targets), np.nan)
+    scores[rows] = np.add.reduceat(log_probs.astype(np.float64), np.cumsum(lengths) - lengths) / lengths
     return scores
+
+
+class OneRound:
+    """An estimator of one plan, whose result is its log-probabilities."""
+
+    def __init__(self, plan: MaskPlan) -> None:
+        self._plan = plan
+
+    def plan(self, observed: list[Observation]) -> MaskPlan | None:
+        return None if observed else self._plan
+
+    def reduce(self, observed: list[Observation]) -> np.ndarray:
+        return observed[0].log_probs
 
 
 def check_shuffled(report: Report, documents: list[dict], scorer: DiffScorer, draws: int) -> None:
@@ -265,7 +301,6 @@ def scored(scorer: DiffScorer, sources: list[str], texts: list[str], direction: 
         direction=direction,
         draws=draws,
         coupling="independent",
-        attention="prefix",
         overlength="truncate-source",
     ).scores
 

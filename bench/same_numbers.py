@@ -120,16 +120,27 @@ def at_commit(commit: str, folder: Path) -> dict[str, list[str]]:
         subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
+def check_commit(context: click.Context, parameter: click.Parameter, commit: str | None) -> str | None:
+    """The commit, if the repository has it."""
+    if commit is not None:
+        ask = ["git", "rev-parse", "--quiet", "--verify", "--end-of-options", f"{commit}^{{commit}}"]
+        if subprocess.run(ask, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+            raise click.BadParameter(f"{commit!r} is no commit of this repository.")
+    return commit
+
+
 def rounded(values: list[float]) -> list[float | None]:
     """Values with 9 decimals; NaN becomes None."""
     return [None if math.isnan(value) else round(value, 9) for value in values]
 
 
 @click.command(help=__doc__)
-@click.option("--against", metavar="COMMIT", help="Commit to compare the working tree with.")
+@click.option("--against", metavar="COMMIT", callback=check_commit, help="Commit to compare the working tree with.")
 @click.option("--write", is_flag=True, help=f"Write {EXPECTED.relative_to(ROOT)}, from a smaller sample.")
 @click.option("--print", "to_stdout", is_flag=True, help="Print the sample's numbers as JSON.")
 def main(against: str | None, write: bool, to_stdout: bool) -> None:
+    if not (against or write or to_stdout):
+        raise click.UsageError("Say what to do: --against COMMIT, --write or --print.")
     if to_stdout:
         print(json.dumps(sample()))
     if write:

@@ -96,6 +96,8 @@ class Options:
     rounds: int
     turn_seconds: float
     bart_large: bool
+    methods: tuple[str, ...]
+    dtype: torch.dtype
 
 
 @click.command()
@@ -106,10 +108,12 @@ class Options:
 @click.option("--rounds", default=3, show_default=True, help="Rounds; in each, every method takes one turn.")
 @click.option("--turn-seconds", default=6.0, show_default=True, help="Length of a turn of an expensive method.")
 @click.option("--bart-large", is_flag=True, help="Also BARTScore at the size of BART-large (slow).")
-def main(only: tuple[str, ...], sets: tuple[str, ...], **options: Any) -> None:
+@click.option("--methods", multiple=True, help="Only baselines whose name contains one of these; default all.")
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32", show_default=True)
+def main(only: tuple[str, ...], sets: tuple[str, ...], dtype: str, **options: Any) -> None:
     """Time scoring on real rows, compared with baselines. Results are appended to bench/results/throughput.jsonl."""
     transformers.utils.logging.disable_progress_bar()
-    bench = Throughput(Options(sets=sets or tuple(SIZES), **options))
+    bench = Throughput(Options(sets=sets or tuple(SIZES), dtype=getattr(torch, dtype), **options))
     for section in only or SECTIONS:
         getattr(bench, section)()
 
@@ -119,7 +123,7 @@ class Throughput:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._scorer, self._weights = DiffScorer("mini"), embedded_weights()
+        self._scorer, self._weights = DiffScorer("mini", dtype=options.dtype), embedded_weights()
         self._backbone = bert_of(self._scorer)
         self._shape = BertShape.of(self._backbone)
         self._console = Console(width=150)
@@ -221,7 +225,8 @@ class Throughput:
             methods["gptscore"] = _baseline(lambda rows: gpt.score(rows.sources, rows.candidates), False)
         except ModuleNotFoundError as error:
             self._console.print(f"gptscore left out: {error}")
-        return methods
+        words = self._options.methods or ("",)
+        return {name: method for name, method in methods.items() if any(word in name for word in words)}
 
     def _ours(self, options: dict[str, Any], whole: bool = True) -> Method:
         def run(rows: Rows) -> np.ndarray:
@@ -319,7 +324,7 @@ class Throughput:
             table.add_row(label, *(item.replace("nan", "-") for item in shown))
             self._record(section, name, method=label, limit=limit, **found)
         self._console.print(table)
-        if "naive" in methods:
+        if "naive" in methods and "full" in methods:
             self._check_equal(name, taken["naive"], scores["naive"], methods["full"])
 
     def _check_equal(self, name: str, rows: Rows, naive: np.ndarray, full: Method) -> None:
@@ -381,7 +386,7 @@ def command_options(arguments: list[str]) -> dict[str, Any]:
     from diffscore_fast.cli.main import score
 
     parameters = dict(score.make_context("score", arguments[1:]).params)
-    return {name: value for name, value in parameters.items() if name not in ("input_path", "output_path", "model")}
+    return {name: value for name, value in parameters.items() if name not in ("input_paths", "output_path", "model")}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@
 #include "convert.h"
 #include "inner.h"
 #include "parallel.h"
+#include "rows.h"
 
 namespace diffscore {
 namespace {
@@ -106,9 +107,9 @@ class HeadCopy {
       std::memcpy(keys_.data() + row * key_bytes(), key.at(first + row, shared),
                   problem_.head_dim * problem_.products.number_size());
     if (problem_.products.number_size() == 2) {
-      transpose_values<uint16_t>(value, first, rows, shared);
+      transpose_pairs(value, first, rows, shared);
     } else {
-      transpose_values<float>(value, first, rows, shared);
+      transpose_values(value, first, rows, shared);
     }
   }
 
@@ -133,12 +134,18 @@ class HeadCopy {
     }
   }
 
-  template <class Number>
+  void transpose_pairs(const Heads& value, int64_t first, int64_t rows, int64_t shared) {
+    for (int64_t row = 0; row < rows; row += kTileKeys)
+      row_kernels().transpose_pairs(
+          value.at(first + row, shared), value.row_bytes, std::min(kTileKeys, rows - row), problem_.head_dim,
+          reinterpret_cast<uint32_t*>(values_.data()) + row / 2 * problem_.accumulator_rows(), kTileKeys / 2);
+  }
+
   void transpose_values(const Heads& value, int64_t first, int64_t rows, int64_t shared) {
     for (int64_t row = 0; row < rows; ++row) {
-      const auto* from = reinterpret_cast<const Number*>(value.at(first + row, shared));
-      auto* to = reinterpret_cast<Number*>(values_.data()) +
-                 row / kTileKeys * kTileKeys * problem_.accumulator_rows() + row % kTileKeys;
+      const float* from = value.floats(first + row, shared);
+      float* to = reinterpret_cast<float*>(values_.data()) +
+                  row / kTileKeys * kTileKeys * problem_.accumulator_rows() + row % kTileKeys;
       for (int64_t k = 0; k < problem_.head_dim; ++k) to[k * kTileKeys] = from[k];
     }
   }
@@ -157,6 +164,8 @@ class Queries {
         limits_(lanes_), spare_(problem.depth()),
         padded_(lanes_ * problem.depth() * problem.products.number_size(), 0) {
     std::fill_n(spare_.get(), problem.depth(), 0.0f);
+    // Lanes without a query keep the weights of an earlier block, at first these; nothing reads their sums.
+    std::fill_n(pairs_.get(), problem.products.number_size() == 2 ? kTileKeys / 2 * lanes_ : 0, 0.0f);
   }
 
   // Takes queries rows[0] .. rows[count - 1], with an empty softmax.
@@ -214,6 +223,10 @@ class Queries {
     for (int64_t at = 0; at < length; at += kTileKeys) {
       const int64_t keys = std::min(kTileKeys, length - at);
       score(copy.keys(at), keys);
+      if (problem_.products.number_size() == 2) {
+        attend_in_pairs(copy, at, keys, limited);
+        continue;
+      }
       for (int64_t first = 0; first < count_; first += kLanes)
         inner_.attend(tile_.get() + first, lanes_, keys, scale, static_cast<float>(at),
                       limited ? limits_.get() + first : nullptr, maximum_.get() + first, sum_.get() + first,
@@ -279,13 +292,24 @@ class Queries {
     }
     const int64_t depth = round_up(keys, kDepthStep);
     std::fill_n(tile_.get() + keys * lanes_, (depth - keys) * lanes_, 0.0f);
-    const float* weights = tile_.get();
-    if (problem_.products.number_size() == 2) {
-      inner_.pair_rows(tile_.get(), lanes_, depth, reinterpret_cast<uint32_t*>(pairs_.get()));
-      weights = pairs_.get();
-    }
+    weigh_values(from, depth, tile_.get());
+  }
+
+  // In blocks: adds the values of a tile's first `depth` keys, weighted by `weights`, to the accumulators.
+  void weigh_values(const char* from, int64_t depth, const float* weights) {
     block_product(problem_.products, from, kTileKeys, problem_.accumulator_rows(), depth,
                   reinterpret_cast<const char*>(weights), accumulator_.get(), true);
+  }
+
+  // The softmax and the values of a tile's keys, with weights in bfloat16.
+  void attend_in_pairs(const HeadCopy& copy, int64_t first_key, int64_t keys, bool limited) {
+    auto* pairs = reinterpret_cast<uint32_t*>(pairs_.get());
+    const int64_t depth = round_up(keys, kDepthStep), written = (keys + 1) / 2 * lanes_;
+    row_kernels().attend_in_pairs(tile_.get(), lanes_, keys, problem_.scale, static_cast<float>(first_key),
+                                  limited ? limits_.get() : nullptr, maximum_.get(), sum_.get(), accumulator_.get(),
+                                  problem_.head_dim, pairs, round_up(count_, kRowVector));
+    std::fill_n(pairs + written, depth / 2 * lanes_ - written, 0u);
+    weigh_values(copy.values(first_key), depth, pairs_.get());
   }
 
   void store(bool divided) {

@@ -12,6 +12,8 @@
 #include <exception>
 #include <vector>
 
+#include "rows.h"
+
 namespace diffscore {
 namespace {
 
@@ -45,13 +47,12 @@ bool brgemm_preferred(at::ScalarType type) {
 
 template <class Number>
 void multiply(Products::By by, const char* a_bytes, int64_t row_stride, int64_t rows, int64_t depth,
-              const char* b_bytes, float* c, bool add) {
+              const char* b_bytes, float* c, int64_t c_stride, bool add) {
   constexpr int64_t in_word = kWord / sizeof(Number);
   const auto* a = reinterpret_cast<const Number*>(a_bytes);
   const auto* b = reinterpret_cast<const Number*>(b_bytes);
   if (by == Products::By::kBrgemm) {
-    at::native::cpublas::brgemm(rows, kBlockLanes, depth, row_stride, kBlockLanes, kBlockLanes, add, a, b, c,
-                                in_word > 1);
+    at::native::cpublas::brgemm(rows, kBlockLanes, depth, row_stride, kBlockLanes, c_stride, add, a, b, c, in_word > 1);
     return;
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -61,7 +62,7 @@ void multiply(Products::By by, const char* a_bytes, int64_t row_stride, int64_t 
       for (int64_t lane = 0; lane < kBlockLanes; ++lane)
         sums[lane] += static_cast<float>(a[r * row_stride + k]) * static_cast<float>(row[lane * in_word]);
     }
-    float* to = c + r * kBlockLanes;
+    float* to = c + r * c_stride;
     for (int64_t lane = 0; lane < kBlockLanes; ++lane) to[lane] = add ? to[lane] + sums[lane] : sums[lane];
   }
 }
@@ -148,18 +149,18 @@ Products choose_products(const char* operation, std::string_view asked, at::Scal
 }
 
 void pack_block(const char* const* rows, int64_t words, char* packed) {
-  for (int64_t lane = 0; lane < kBlockLanes; ++lane) {
-    for (int64_t word = 0; word < words; ++word)
-      std::memcpy(packed + (word * kBlockLanes + lane) * kWord, rows[lane] + word * kWord, kWord);
-  }
+  static_assert(kBlockLanes % kRowVector == 0);
+  auto* to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t lane = 0; lane < kBlockLanes; lane += kRowVector)
+    row_kernels().gather_words(rows + lane, words, to + lane, kBlockLanes);
 }
 
 void block_product(Products products, const char* a, int64_t row_stride, int64_t rows, int64_t depth, const char* b,
-                   float* c, bool add) {
+                   float* c, bool add, int64_t c_stride) {
   if (products.type == at::kFloat) {
-    multiply<float>(products.by, a, row_stride, rows, depth, b, c, add);
+    multiply<float>(products.by, a, row_stride, rows, depth, b, c, c_stride, add);
   } else {
-    multiply<c10::BFloat16>(products.by, a, row_stride, rows, depth, b, c, add);
+    multiply<c10::BFloat16>(products.by, a, row_stride, rows, depth, b, c, c_stride, add);
   }
 }
 

@@ -47,9 +47,9 @@ const std::string& generated_code_unavailable();
 // packed[word][lane] = rows[lane][word]: one float32, or a pair of bfloat16, as bfloat16 instructions read them.
 void pack_block(const char* const* rows, int64_t words, char* packed);
 
-// c [rows, kBlockLanes] (+)= a [rows, depth] b, with b packed. Rows of a lie `row_stride` numbers apart.
+// c [rows, kBlockLanes] (+)= a [rows, depth] b, with b packed. Rows of a lie `row_stride` numbers apart, of c `c_stride`.
 void block_product(Products products, const char* a, int64_t row_stride, int64_t rows, int64_t depth, const char* b,
-                   float* c, bool add);
+                   float* c, bool add, int64_t c_stride = kBlockLanes);
 
 // Lives around a thread's block products. Its destructor releases the AMX units, which a thread otherwise keeps.
 class ProductScope {

@@ -54,11 +54,6 @@ struct InnerKernels {
   void (*attend)(float* c, int64_t stride, int64_t rows, float scale, float first_key, const float* limits,
                  float* maximum, float* sum, float* accumulator, int64_t head_dim, int vectors);
 
-  // Neighbouring rows of c [rows, stride] as pairs of bfloat16, rounded to nearest, ties to even:
-  // pairs[r / 2][lane] = (c[r][lane], c[r + 1][lane]). `rows` is even, `stride` a multiple of kVector; a NaN stays NaN
-  // if its low half is zero.
-  void (*pair_rows)(const float* c, int64_t stride, int64_t rows, uint32_t* pairs);
-
   // y [rows, kLanes] = activation(y + bias) in place; kSwiglu writes silu(first half) * second half to the first half.
   void (*activate)(float* y, int64_t rows, const float* bias, Activation activation, int vectors);
 

@@ -1,6 +1,7 @@
 // Schemas of the operations, and the module whose import loads them.
 #include <Python.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include "brgemm.h"
 #include "inner.h"
@@ -24,6 +25,10 @@ TORCH_LIBRARY(diffscore_fast, m) {
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias, str activation, Tensor? residual, Tensor? gain, Tensor? offset, "
       "float epsilon) -> Tensor");
+  m.def("pack_weight(Tensor weight, bool gated) -> Tensor");
+  m.def(
+      "linear_packed(Tensor x, Tensor packed, int width, Tensor? bias, str activation, Tensor? residual, Tensor? gain, "
+      "Tensor? offset, float epsilon, str products) -> Tensor");
   m.def("log_mean_exp(Tensor values, Tensor segments) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("evidence_bounds(Tensor log_p, int folds, Tensor segments) -> (Tensor, Tensor, Tensor)");
 }
@@ -34,6 +39,10 @@ static PyObject* instruction_set(PyObject*, PyObject*) {
 
 static PyObject* sources(PyObject*, PyObject*) {
   return PyUnicode_FromString(diffscore_sources);
+}
+
+static PyObject* torch_version(PyObject*, PyObject*) {
+  return PyUnicode_FromString(TORCH_VERSION);
 }
 
 static PyObject* brgemm_unavailable(PyObject*, PyObject* type) {
@@ -61,6 +70,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
       {"generated_code_unavailable", generated_code_unavailable, METH_NOARGS,
        "None where the system lets a process write machine code and run it, else why not."},
       {"sources", sources, METH_NOARGS, "Hash of the sources that this module was built from."},
+      {"torch_version", torch_version, METH_NOARGS, "Version of torch that this module was built against."},
       {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

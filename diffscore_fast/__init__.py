@@ -12,11 +12,16 @@ from diffscore_fast.version import __version__
 
 if TYPE_CHECKING:
     from diffscore_fast.bounds import LikelihoodBounds
+    from diffscore_fast.distributed.batch import BatchScorer
     from diffscore_fast.scoring import DiffScorer
 
-__all__ = ["DiffScorer", "LikelihoodBounds", "__version__"]
+__all__ = ["BatchScorer", "DiffScorer", "LikelihoodBounds", "__version__"]
 
-_HOME = {"DiffScorer": "diffscore_fast.scoring", "LikelihoodBounds": "diffscore_fast.bounds"}
+_HOME = {
+    "BatchScorer": "diffscore_fast.distributed.batch",
+    "DiffScorer": "diffscore_fast.scoring",
+    "LikelihoodBounds": "diffscore_fast.bounds",
+}
 
 
 def __getattr__(name: str) -> object:

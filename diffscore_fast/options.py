@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 # Scores: what is scored.
-Direction = Literal["marginal", "conditional", "reverse", "bidirectional", "pmi"]
+Direction = Literal["conditional", "marginal", "reverse", "bidirectional", "pmi"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 DEFAULT_DIRECTION: Direction = "conditional"
 DEFAULT_ALPHA = 0.5  # weight of `conditional` in `bidirectional`
@@ -47,7 +47,7 @@ DEFAULT_ESTIMATOR: EstimatorName = "mean_logprob"
 
 # What the option `attention` takes: a pattern of the model, or "corrected", which is no pattern but an estimator of the
 # score under `full`: all draws are read under `prefix`, and some of them under `full` as well.
-AttentionOption = Literal["full", "prefix", "corrected"]
+AttentionOption = Literal["full", "prefix", "block", "corrected"]
 ATTENTION_OPTIONS: tuple[AttentionOption, ...] = get_args(AttentionOption)
 FullDraws = int | Literal["auto"]
 
@@ -91,6 +91,11 @@ DEFAULT_IMPLEMENTATION = "auto"
 DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 DTYPES: tuple[DTypeName, ...] = get_args(DTypeName)
 DEFAULT_SEED = 0
+
+# Who scores a file.
+Engine = Literal["processes", "ray"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+DEFAULT_ENGINE: Engine = "processes"
 
 # Limits. All counts are far above what a score needs: a larger one is a typing error, and is refused by name before it
 # can end in a lack of memory.

@@ -48,7 +48,9 @@ class Signature(BaseSignature):
     target_stderr: float | None
     max_draws: int | None
     seed: int
+    masks_by: str | None
     attention: str
+    block_size: int | None
     full_draws: int | str | None
     dtype: str
     implementation: str

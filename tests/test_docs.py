@@ -85,6 +85,18 @@ def test_make_targets_that_the_pages_name_exist():
     assert named and named <= targets
 
 
+def test_install_commands_bring_a_setuptools_that_can_build():
+    """A new environment of Python 3.11 has an older one, which pip would leave there."""
+    needed = re.search(r"\"(setuptools>=\d+)\"", (ROOT / "pyproject.toml").read_text("utf-8"))
+    lines = [
+        line
+        for page in PAGES
+        for line in page.read_text("utf-8").splitlines()
+        if re.search(r"pip install torch\b", line)
+    ]
+    assert needed and lines and all(f"'{needed[1]}'" in line for line in lines)
+
+
 def test_statuses_of_the_page_are_those_there_are():
     from diffscore_fast import status
 
@@ -108,7 +120,7 @@ def test_options_that_the_pages_name_exist():
     assert named - known == OTHER_OPTIONS
 
 
-OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--help"}  # of pip, benches, and all
+OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--data", "--help"}  # of pip, benches, and all
 
 
 def test_pages_link_to_files_and_headings_that_exist():

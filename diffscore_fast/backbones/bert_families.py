@@ -43,6 +43,8 @@ class BertFamily:
         Fields that the family's config.json does not state, under BERT's names.
     positions_after_padding : bool
         True where the position table begins with rows, up to the padding id's, that no text uses.
+    has_token_types : bool
+        False where the checkpoint has no embedding of token types; zeros are then added.
     """
 
     base: str
@@ -57,6 +59,7 @@ class BertFamily:
     config_names: dict[str, str] = field(default_factory=dict)
     config_constants: dict[str, float] = field(default_factory=dict)
     positions_after_padding: bool = False
+    has_token_types: bool = True
 
 
 BERT_FAMILIES = {
@@ -76,7 +79,7 @@ BERT_FAMILIES = {
                "output_norm": ("output_layer_norm",)},
         config_names={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
                       "intermediate_size": "hidden_dim", "hidden_act": "activation"},
-        config_constants={"type_vocab_size": 1, "layer_norm_eps": 1e-12},
+        config_constants={"type_vocab_size": 1, "layer_norm_eps": 1e-12}, has_token_types=False,
     ),
     "roberta": BertFamily(
         "roberta", ("RobertaForMaskedLM",), "lm_head.dense", "lm_head.layer_norm", "lm_head.bias",
@@ -208,7 +211,7 @@ def fill_bert(backbone: BertBackbone, weights: dict[str, Tensor], where: str, *,
             f"{where}: tensors do not match a {backbone.spec.family} masked language model of "
             f"{backbone.spec.num_layers} layers; missing {sorted(missing)[:4]}, unexpected {sorted(weights)[:4]}"
         )
-    if backbone.spec.family == "distilbert":  # it has no token types: zeros are added
+    if not family.has_token_types:
         shape = backbone.type_embedding.weight.shape
         state["type_embedding.weight"] = torch.zeros(shape, dtype=torch.float32, device="cpu")
     try:
@@ -236,7 +239,7 @@ def _names(backbone: BertBackbone) -> dict[str, list[str]]:
         "position_embedding.weight": [f"{embeddings}.position_embeddings.weight"],
         "output_bias": [family.output_bias],
     }
-    if backbone.spec.family != "distilbert":
+    if family.has_token_types:
         names["type_embedding.weight"] = [f"{embeddings}.token_type_embeddings.weight"]
 
     def pair(ours: str, *theirs: str) -> None:

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
+from diffscore_fast.backbones.small import SMALL, small_folder
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
 from diffscore_fast.backbones.weights import check_no_pointer
 from diffscore_fast.errors import CheckpointError, InputError
@@ -45,15 +46,20 @@ def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     name = str(name_or_path)
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name], name
+    if name == SMALL and (folder := small_folder()).is_dir():
+        return folder, name
     folder = Path(name_or_path)
     if folder.is_dir():
         return folder, folder.resolve().name
+    if name == SMALL:
+        raise CheckpointError("model 'small' has not been made on this machine; `diffscore get small` does it, once")
     repository, _, revision = name.partition("@")
     try:
         cached = snapshot_download(repository, revision=revision or None, local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
+        known = ", ".join([*EMBEDDED_MODELS, SMALL])
         raise CheckpointError(
-            f"no model {name!r}: neither an embedded model ({', '.join(EMBEDDED_MODELS)}) nor a folder, nor in the "
+            f"no model {name!r}: neither an embedded model ({known}) nor a folder, nor in the "
             f"local Hugging Face cache; nothing is downloaded here, `hf download {repository}` would"
         ) from None
     return Path(cached), repository
@@ -123,15 +129,20 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
         fits = all(
             item.position_limit <= limit
             and max(item.prefix_type, item.window_type) < types
-            and item.prefix_mask in ("bidirectional", "causal" if name == "prefix" else "")
+            and item.prefix_mask in ("bidirectional", "causal" if name != "full" else "")
+            and item.default_block_size in (0, *item.block_sizes)
+            and all(isinstance(size, int) and size > 0 for size in item.block_sizes)
             for name, item in patterns.items()
         )
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"config.json: patterns are not of the right form: {error}") from None
+    if default == "block" and not (default in patterns and patterns[default].default_block_size):
+        raise CheckpointError("config.json: the default pattern 'block' needs a default_block_size")
     if not fits or default not in patterns:
         raise CheckpointError(
             "config.json: a pattern uses positions or token types that the model lacks, or a "
-            "prefix_mask that is not 'bidirectional' or (for 'prefix' only) 'causal', or the "
+            "prefix_mask that is not 'bidirectional' or (not for 'full') 'causal', or block sizes that are no whole "
+            "numbers above 0 or lack the default, or the "
             f"default pattern {default!r} is none of {', '.join(patterns)}"
         )
     return patterns, default

@@ -25,6 +25,7 @@ from diffscore_fast.backbones.weights import file_sha256, save_weights
 from diffscore_fast.errors import CheckpointError
 
 MASK_TOKEN = "<|mask|>"  # one row beyond the vocabulary of the file
+BLOCK_SIZES = [1, 4, 8, 16, 32]  # 1: left to right, as in pre-training
 CONTROL = (3, 4)  # GGUF's token types of control tokens and of tokens that a user added
 # llama.cpp's names of tensors and of a layer's parts to transformers'.
 TOP = {
@@ -103,8 +104,10 @@ def write_base_folder(path: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
     save_weights(out / "model.safetensors", weights, eight_bit=False)
+    prefix = {"prefix_mask": "causal", "separator_ids": newline}
+    block = prefix | {"block_sizes": BLOCK_SIZES, "default_block_size": 4, "blocks_from_target": True}
     own = {
-        "patterns": {"prefix": {"prefix_mask": "causal", "separator_ids": newline}},
+        "patterns": {"prefix": prefix, "block": block},
         "default_pattern": "prefix",
         "start_token": start,
         "mask_token": MASK_TOKEN,

@@ -19,6 +19,7 @@ from diffscore_fast.ops import (
     linear,
 )
 from diffscore_fast.ops.linear import resolve_linear
+from diffscore_fast.ops.packed_weights import PackedWeights
 
 
 class Network(nn.Module):
@@ -34,6 +35,7 @@ class Network(nn.Module):
         super().__init__()
         self._implementation = AUTO
         self.vocabulary_codes: Int8Weight | None = None
+        self._packed_weights = PackedWeights()
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +58,9 @@ class Network(nn.Module):
     def _linear(self, x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None, **epilogue: Any) -> Tensor:
         if isinstance(weight, Int8Weight):
             return int8_linear(x, weight, bias, implementation=self._implementation, **epilogue)
-        return linear(x, weight, bias, implementation=self._implementation, **epilogue)
+        return linear(
+            x, weight, bias, packed_weights=self._packed_weights, implementation=self._implementation, **epilogue
+        )
 
     def _feed_forward(
         self, x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, residual_norm: ResidualNorm | None = None

@@ -37,9 +37,15 @@ class PatternSpec:
         Without a context there is no separator.
     block_sizes : tuple of int
         Block sizes of the `block` pattern; empty for the others.
+    default_block_size : int
+        Block size of a score under `block` where the caller names none; 0 if the caller must.
+    blocks_from_target : bool
+        Where the blocks of `block` begin: at the target's first token, or at place 0 of the line, so that the target's
+        first block may hold the end of its context.
     prefix_mask : {"bidirectional", "causal"}
-        What a token of the prefix sees under the pattern `prefix`: the whole prefix, or the prefix up to itself. The
-        window sees all of the prefix and of itself in both cases. (Under `block` the prefix is causal by blocks.)
+        What a token of the clean prefix sees. "causal": the prefix up to itself. "bidirectional": under `prefix` the
+        whole prefix, under `block` its own block and those before it. The window sees all of the prefix and of itself
+        in every case.
     """
 
     position_limit: int
@@ -49,12 +55,13 @@ class PatternSpec:
     separator_ids: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
+    default_block_size: int = 0
+    blocks_from_target: bool = False
     prefix_mask: PrefixMask = "bidirectional"
 
-    @property
-    def prefix_block(self) -> int:
-        """Block size of the causal order inside a `prefix` pattern's prefix; 0 where every token sees all."""
-        return 1 if self.prefix_mask == "causal" else 0
+    def prefix_block(self, block_size: int) -> int:
+        """Block size of the causal order inside a clean prefix, given that of the pattern; 0: every token sees all."""
+        return 1 if self.prefix_mask == "causal" else block_size
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,10 @@ class BackboneSpec:
                 f"model {self.name!r} was not trained with block size {block_size}; it has: {known}"
             )
         return pattern
+
+    def start_in_block(self, block_size: int) -> bool:
+        """Whether the start token is the first token of the first block, under `block`, of a text without context."""
+        return self.start_id is not None and not self.pattern("block", block_size).blocks_from_target
 
 
 class Backbone(Protocol):

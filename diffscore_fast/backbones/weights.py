@@ -77,7 +77,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 class StoredTensors:
-    """Tensors of several safetensors files; each is read when it is taken.
+    """Tensors of several safetensors files; each is read when it is taken, 8-bit rows dequantised.
 
     Parameters
     ----------
@@ -101,6 +101,8 @@ class StoredTensors:
             if twice := self.names.intersection(opened.keys()):
                 raise CheckpointError(f"{path}: {min(twice)} is in another file, too")
             self._where |= dict.fromkeys(opened.keys(), opened)
+        scaled = [name for name in self._where if name + SCALE_SUFFIX in self._where]
+        self._scales = {name: self._where.pop(name + SCALE_SUFFIX) for name in scaled}
 
     @property
     def names(self) -> set[str]:
@@ -120,6 +122,9 @@ class StoredTensors:
         """Read a tensor of floats; it stays among the names."""
         try:
             tensor: Tensor = self._where[name].get_tensor(name)
+            if tensor.dtype == torch.int8 and name in self._scales:
+                scale = self._scales[name].get_tensor(name + SCALE_SUFFIX)
+                return tensor.float() * scale[:, None]
         except (SafetensorError, AttributeError, RuntimeError) as error:  # a dtype that torch lacks
             if is_out_of_memory(error):
                 raise

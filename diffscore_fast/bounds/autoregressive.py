@@ -24,5 +24,5 @@ def autoregressive_log_probs(
     """
     spec = runner.backbone.spec
     spec.pattern("block", 1)
-    singles = cut_blocks(sequences.target_lengths, 1, spec.start_id is not None)
+    singles = cut_blocks(sequences.target_lengths, 1, spec.start_in_block(1))
     return runner.evaluate(Lattice(singles, Generation()), sequences, AttentionPattern("block", 1), progress)

@@ -237,7 +237,7 @@ class LikelihoodBounds(ScoringModel):
                 ids.append(item.ids)
                 kept.append(row)
         sequences = Sequences.build([np.zeros(0, np.int32)], np.zeros(len(ids), np.int64), ids)
-        blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_id is not None)
+        blocks = cut_blocks(sequences.target_lengths, self.block_size, self.spec.start_in_block(self.block_size))
         keys = np.array([target_key(config.seed, item) for item in ids], dtype=np.uint64)
         with np.errstate(invalid="ignore"):  # texts of probability 0 get their status below
             values = self._evaluate(config, sequences, blocks, ids, keys, progress)

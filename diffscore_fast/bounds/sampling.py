@@ -39,7 +39,7 @@ def sample_token_arrays(runner: Runner, block_size: int, *, count: int, tokens: 
         raise InputError(f"needs at least one text of 1 to {room} tokens, not {count} of {tokens}")
     texts = np.full((count, tokens), spec.mask_id, dtype=np.int32)
     keys = np.array([target_key(seed, np.array([index])) for index in range(count)], dtype=np.uint64)
-    line = cut_blocks(np.array([tokens]), block_size, spec.start_id is not None)
+    line = cut_blocks(np.array([tokens]), block_size, spec.start_in_block(block_size))
     every_text = np.arange(count)
     for start, stop in zip(line.start, line.stop, strict=True):
         size = stop - start

@@ -39,6 +39,8 @@ class Pairs:
         Name of each pair: its id, or its line.
     a, b : list of (source, candidate)
         The values, as they are in the files.
+    items : list
+        What names the item of each pair, whose two candidates share masks.
     unmatched : dict of str to int
         Number of rows without a partner, by reason.
     """
@@ -46,28 +48,30 @@ class Pairs:
     names: list[str]
     a: list[tuple[Any, Any]]
     b: list[tuple[Any, Any]]
+    items: list[Any]
     unmatched: dict[str, int]
 
 
 def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any]) -> bool:
     """Compare two systems. Returns and raises as `run_score`."""
     check_resampling(options["resamples"], options["confidence"])
-    config = make_config({**options, "tokens": False, "heatmap": None})
+    config = replace(make_config({**options, "tokens": False, "heatmap": None}), masks_by_item=True)
     context = next(iter(context_column(options, config).items()), None)
     pairs = _read_pairs(input_paths, context, options)
     arguments = model_arguments(options)
     scorer = DiffScorer(model, **arguments)
-    if options["attention"] is None:
+    if options["attention"] is None and options["block_size"] is None:
         config = replace(config, attention=scorer.spec.default_pattern)
-    scorer.check_patterns(config)
+    config = scorer.complete(config)
     # The two candidates of a source stand together, so that they are in one batch and share the pass over the source.
-    rows = (row for pair in zip(pairs.a, pairs.b, strict=True) for row in pair)
+    sides = zip(pairs.a, pairs.b, pairs.items, strict=True)
+    rows = ((*row, item) for a, b, item in sides for row in (a, b))
     tables = list(scorer.score_batches(rows, config))
     if not tables:
         raise InputError("there are no rows to compare")
     table = ScoreTable.join(tables)
-    sides = table.take(range(0, len(table), 2)), table.take(range(1, len(table), 2))
-    result = compare(*sides, resamples=options["resamples"], confidence=options["confidence"], seed=options["seed"])
+    halves = table.take(range(0, len(table), 2)), table.take(range(1, len(table), 2))
+    result = compare(*halves, resamples=options["resamples"], confidence=options["confidence"], seed=options["seed"])
     result = replace(result, excluded={**pairs.unmatched, **result.excluded})
     if options["as_json"]:
         about = {
@@ -93,10 +97,14 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
     if len(paths) == 1:
         if id_column is not None:
             raise InputError("--id-column joins two files; one file needs none")
-        (records,) = _read(paths[:1], [("--candidate-columns", column) for column in columns], context, options)
+        named = [("--candidate-columns", column) for column in columns]
+        named += [] if options["item_column"] is None else [("--item-column", options["item_column"])]
+        (records,) = _read(paths[:1], named, context, options)
         a, b = ([_values(record, context, column) for record in records] for column in columns)
-        return Pairs([f"line {record.line}" for record in records], a, b, {})
+        names = [f"line {record.line}" for record in records]
+        return Pairs(names, a, b, _items(records, names, context, options), {})
     needed = [("--candidate-column", options["candidate_column"])]
+    needed += [] if options["item_column"] is None else [("--item-column", options["item_column"])]
     needed += [] if id_column is None else [("--id-column", id_column)]
     both = _read(paths, needed, context, options)
     unmatched: dict[str, int] = {}
@@ -117,7 +125,19 @@ def _read_pairs(paths: tuple[str, ...], context: tuple[str, str] | None, options
                 f"line {record.line} of {paths[0]} and its partner in {paths[1]} differ in "
                 f"{context[1]!r}; both systems must have the same texts there"
             )
-    return Pairs(names, a, b, unmatched)
+    return Pairs(names, a, b, _items(both[0], names, context, options), unmatched)
+
+
+def _items(
+    records: list[Record], names: list[str], context: tuple[str, str] | None, options: dict[str, Any]
+) -> list[Any]:
+    """The item of each row: the field that the options name; otherwise the source, or the row where none is read."""
+    column = options["item_column"]
+    if column is None and context is not None and context[0] == "--source-column":
+        column = context[1]
+    if column is None:
+        return list(names)
+    return [None if record.fields is None else record.fields.get(column) for record in records]
 
 
 def _read(

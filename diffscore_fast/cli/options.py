@@ -23,6 +23,7 @@ from diffscore_fast.options import (
     DEFAULT_DIFFERENCES,
     DEFAULT_DIRECTION,
     DEFAULT_DRAWS,
+    DEFAULT_ENGINE,
     DEFAULT_ESTIMATOR,
     DEFAULT_IMPLEMENTATION,
     DEFAULT_LEVELS,
@@ -44,6 +45,7 @@ from diffscore_fast.options import (
     DEFAULT_Z,
     DIRECTIONS,
     DTYPES,
+    ENGINES,
     ESTIMATORS,
     MASK_RATIOS,
     MASK_WORDS,
@@ -145,9 +147,11 @@ delimited_options = group(
     ),
 )
 
+input_path = click.argument("input_path", metavar="INPUT")
+input_paths = click.argument("input_paths", metavar="INPUT...", nargs=-1, required=True)
+
 # What `score` and `bound` read, write and run.
 file_options = group(
-    click.argument("input_path", metavar="INPUT"),
     click.option(
         "-o",
         "--output",
@@ -232,10 +236,23 @@ score_options = group(
     _option("--level-weights", "For --estimator weighted: comma-separated numbers, one per level."),
     _option("--seed", "Masks follow from the seed and the scored tokens alone.", default=DEFAULT_SEED),
     _option(
+        "--item-column",
+        "Field with the item of a row (its document or question; may be the source's field): outputs for one item "
+        "share their masks place by place, so that their difference is less noisy. compare: by default the source, or "
+        "where none is read the row.",
+    ),
+    _option(
         "--attention",
-        "Attention pattern; default: the model's own (mini: prefix). corrected is no pattern: it estimates the score "
-        "under full from draws under prefix, of which some are read under full as well.",
+        "Attention pattern; default: block with --block-size, otherwise the model's own (mini: prefix). corrected is "
+        "no pattern: it estimates the score under full from draws under prefix, of which some are read under full, "
+        "too.",
         type=click.Choice(ATTENTION_OPTIONS),
+    ),
+    _option(
+        "--block-size",
+        "For --attention block: tokens per block; a masked token sees the source, earlier blocks unmasked, and its own "
+        "block. Default: the model's own.",
+        type=click.IntRange(min=1),
     ),
     _option(
         "--full-draws", "For --attention corrected: number of draws that are read under full, or auto.", metavar="J"
@@ -269,6 +286,34 @@ score_options = group(
         default=DEFAULT_OVERLENGTH,
     ),
     _source_column,
+)
+
+worker_options = group(
+    _option(
+        "--workers",
+        "Processes that score, each with a model of its own (with --device cuda, one per GPU). On a CPU the output is "
+        "the same, byte for byte.",
+        default=1,
+        type=click.IntRange(min=1),
+        metavar="N",
+    ),
+    _option(
+        "--engine",
+        "What the workers are: processes of this machine, or actors of a Ray cluster (needs the extra `ray`).",
+        type=click.Choice(ENGINES),
+        default=DEFAULT_ENGINE,
+    ),
+    _option(
+        "--address",
+        "For --engine ray: of the cluster. Default: the one that RAY_ADDRESS or this machine has, or else a new local "
+        "one.",
+        metavar="ADDRESS",
+    ),
+    click.option(
+        "--allow-mixed",
+        is_flag=True,
+        help="Take workers with different instruction sets or kernels, whose scores agree to 1e-5 nats per token.",
+    ),
 )
 
 # What `score` writes and prints.

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.faults import check_column, common_fault, remarks, up_to_usable
-from diffscore_fast.cli.terminal import drop_unwritten, in_words
+from diffscore_fast.cli.summary import print_summary, speed_lines, write_signature
 from diffscore_fast.engine.profile import RunProfile, stage, staged
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.dialect import AUTO, DialectOptions
@@ -28,11 +28,31 @@ from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.journal import Journal
 from diffscore_fast.io.output import partial_path, state_path
 from diffscore_fast.io.record import FieldType, FileFormat, Record
+from diffscore_fast.io.remote import fingerprint, scheme_of
 from diffscore_fast.signature import BoundsSignature, Signature
 from diffscore_fast.status import SCORED, TOO_LONG, InvalidRecord
 
 PROGRESS_SECONDS = 30.0
 RECORDS_LOOKED_AT = 100  # for column names and faults that all rows share, before the model is loaded
+
+
+@dataclass(frozen=True)
+class ShardOfRun:
+    """What is different where a file is one of several. To resume one that cannot be resumed is to begin it anew.
+
+    Parameters
+    ----------
+    label : str
+        Stands before its progress.
+    when_whole : callable, optional
+        Called with the number of rows by status before the output gets its name.
+    says_faults : bool
+        Whether it is said how the first rows fail; False where that has been said.
+    """
+
+    label: str
+    when_whole: Callable[[Counter[str]], None] | None = None
+    says_faults: bool = True
 
 
 class FileRun:
@@ -56,6 +76,8 @@ class FileRun:
         Continue after the finished rows of a stopped run.
     progress_seconds : float
         Seconds between progress lines on stderr, if it is no terminal and not `quiet`.
+    shard : ShardOfRun, optional
+        Where the file is one of several.
 
     Raises
     ------
@@ -77,6 +99,7 @@ class FileRun:
         dialect: DialectOptions = AUTO,
         resume: bool = False,
         progress_seconds: float = PROGRESS_SECONDS,
+        shard: ShardOfRun | None = None,
     ) -> None:
         self.statuses: Counter[str] = Counter()
         self.evaluated = 0
@@ -88,8 +111,13 @@ class FileRun:
         self._written = self._kept = 0  # rows in the file; those of them that an earlier run wrote
         self._started = self._told = time.perf_counter()
         self._progress_seconds = progress_seconds
+        self._label = "" if shard is None else shard.label
+        self._begins_anew = shard is not None
+        self._when_whole = None if shard is None else shard.when_whole
+        self._says_faults = shard is None or shard.says_faults
         self._reader = open_reader(input_path, input_format, dialect)
-        for written in (output_path, partial_path(output_path)) if input_path != STANDARD_STREAM else ():
+        is_local = input_path != STANDARD_STREAM and scheme_of(input_path) is None
+        for written in (output_path, partial_path(output_path)) if is_local else ():
             if os.path.exists(written) and os.path.samefile(input_path, written):
                 raise InputError(f"output {output_path} would write over the input file; name another")
         self._records, self._present = self._checked_records(columns)
@@ -156,11 +184,13 @@ class FileRun:
             transient=True,
             disable=self._quiet or not self.errors.is_terminal,
         ) as bar:
-            task = bar.add_task("", total=self._reader.size, shown="reading")
+            task = bar.add_task("", total=self._reader.size, shown=f"{self._label}reading")
 
             def advance(tokens: int) -> None:
                 self.evaluated += tokens
-                bar.update(task, shown=f"{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s")
+                bar.update(
+                    task, shown=f"{self._label}{self.evaluated:,} tokens, {self.evaluated / self.seconds:,.0f}/s"
+                )
                 self._tell(position)
 
             for table in batches(rows(), advance):
@@ -186,6 +216,8 @@ class FileRun:
                         self._journal.save(self.statuses, self._writer.num_bytes)
                 bar.update(task, completed=position)
                 self._tell(position)
+        if self._when_whole is not None:
+            self._when_whole(self.statuses)
         self._writer.finish()
 
     def _tell(self, position: int) -> None:
@@ -195,21 +227,15 @@ class FileRun:
             return
         self._told = now
         size = self._reader.size
-        share = f"{100 * position / size:.0f} % of the input, " if size else ""
+        share = f"{100 * position / size:.0f} % of the input read, " if size else ""
         rate = f"{self.evaluated / self.seconds:,.0f} tokens/s"
-        message = f"{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
+        message = f"{self._label}{self._written:,} rows done, {share}{rate}, {self.seconds:,.0f} s"
         with suppress(OSError):  # nobody reads it; the rows are written all the same
             self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
 
-    def report(self, profile: RunProfile) -> None:
-        """Print the time by stage."""
-        table = Table(title="time by stage")
-        for name in ("stage", "calls", "seconds", "share"):
-            table.add_column(name, justify="left" if name == "stage" else "right")
-        for name, calls, seconds in profile.rows():
-            share = seconds / profile.wall_seconds
-            table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
-        self.errors.print(table)
+    @property
+    def input_path(self) -> str:
+        return self._reader.path
 
     @property
     def rows_before(self) -> int:
@@ -223,8 +249,7 @@ class FileRun:
 
     def failed(self, *, skip_too_long: bool = False) -> int:
         """Number of rows without a result, apart from those that a policy skips."""
-        failed = sum(count for status, count in self.statuses.items() if status not in SCORED)
-        return failed - (self.statuses[TOO_LONG] if skip_too_long else 0)
+        return count_failed(self.statuses, skip_too_long=skip_too_long)
 
     def finish(
         self,
@@ -238,54 +263,37 @@ class FileRun:
         If the rows go to standard output, the summary goes to stderr; the signature does so even if quiet.
         """
         if self._writer.is_file:
-            about = {"kind": kind, "signature": signature.to_dict(), "rows": dict(self.statuses)}
             _, _, beside = files_beside(self._writer.path)
-            Path(beside).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        try:
-            self._print_summary(lines, signature, first)
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # a full disk; the rows are complete
-            message = f"the summary could not be printed: {in_words(error)}"
-            self.errors.print(message, soft_wrap=True, highlight=False, markup=False)
-            drop_unwritten()
-
-    def _print_summary(
-        self, lines: list[tuple[str, str]], signature: Signature | BoundsSignature, first: Table | None
-    ) -> None:
-        console = Console(stderr=self._writer.is_stream)
-        if self._quiet:
-            if self._writer.is_stream:
-                console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
-            return
-        if first is not None:
-            console.print(first)
-        table = Table(show_header=False, title="summary")
-        for status, count in sorted(self.statuses.items(), key=lambda item: (item[0] not in SCORED, item[0])):
-            table.add_row(f"rows {status}", f"{count:,}")
-        if not self.statuses:
-            table.add_row("rows", "0")
+            write_signature(beside, kind, signature, self.statuses)
+        before = []
         if self._kept:
-            table.add_row("rows of the stopped run", f"{self._kept:,}; the numbers below are of the other rows")
-        if self._reader.blank_lines:
-            table.add_row("blank lines skipped", f"{self._reader.blank_lines:,}")
-        for name, remark in remarks(self._reader, self._writer).items():
-            table.add_row(name, remark)
-        for name, value in lines:
-            table.add_row(name, value)
-        table.add_row("tokens evaluated", f"{self.evaluated:,} ({self.evaluated / self.seconds:,.0f} per second)")
-        table.add_row("time", f"{self.seconds:.1f} s")
-        console.print(table)
-        console.print(f"signature {signature}", soft_wrap=True, highlight=False, markup=False)
+            before.append(("rows of the stopped run", f"{self._kept:,}; the numbers below are of the other rows"))
+        print_summary(
+            self.statuses,
+            [*before, *self.remarks(), *lines, *speed_lines(self.evaluated, self.seconds)],
+            signature,
+            first,
+            quiet=self._quiet,
+            to_stderr=self._writer.is_stream,
+        )
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Lines of the summary about the rows of the files."""
+        blank = self._reader.blank_lines
+        return [("blank lines skipped", f"{blank:,}")] * bool(blank) + [*remarks(self._reader, self._writer).items()]
 
     def _say_fault(self, fault: str) -> None:
         """Say how all of the first rows fail; once per run."""
         self._fault_said = True
+        if not self._says_faults:
+            return
         self.errors.print(f"{self._reader.path}: {fault}", soft_wrap=True, highlight=False, markup=False)
 
     def _checked_journal(self, resume: bool) -> Journal | None:
         """The journal, in which the run notes its finished rows; None for an output that cannot be resumed."""
         leftover = self._writer.leftover
+        if resume and not self._writer.can_resume and self._begins_anew:
+            return None
         if resume and not self._writer.can_resume:
             raise InputError(
                 f"--resume needs an output in JSON Lines, CSV or TSV, in a file, not compressed; "
@@ -308,7 +316,7 @@ class FileRun:
         reader = self._reader
         about: list[Any] = [self._columns, self._names, reader.format, self._writer.format, self._present]
         if reader.format == "parquet":  # its rows have no text by which they could be compared
-            about += [os.stat(reader.path).st_size, os.stat(reader.path).st_mtime_ns]
+            about += fingerprint(reader.path)
         about += [repr(side.dialect) for side in (reader, self._writer) if hasattr(side, "dialect")]
         num_bytes = self._journal.pass_over(self._records, f"{identity} {json.dumps(about)}")
         self._kept = self._written = self._journal.rows
@@ -360,6 +368,23 @@ class FileRun:
                     "such as --output-prefix diffscore_"
                 )
         return chain(head, records), present
+
+
+def print_profile(profile: RunProfile) -> None:
+    """Print the time by stage on stderr."""
+    table = Table(title="time by stage")
+    for name in ("stage", "calls", "seconds", "share"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name, calls, seconds in profile.rows():
+        share = seconds / profile.wall_seconds
+        table.add_row(name, f"{calls:,}" if calls else "", f"{seconds:.3f}", f"{share:.1%}")
+    Console(stderr=True).print(table)
+
+
+def count_failed(statuses: Counter[str], *, skip_too_long: bool = False) -> int:
+    """Number of rows without a result, apart from those that a policy skips."""
+    failed = sum(count for status, count in statuses.items() if status not in SCORED)
+    return failed - (statuses[TOO_LONG] if skip_too_long else 0)
 
 
 def dialect_options(options: Mapping[str, Any]) -> DialectOptions:

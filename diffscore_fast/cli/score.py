@@ -1,23 +1,25 @@
-"""`diffscore score`: a file of rows in, the same rows with their scores out."""
+"""`diffscore score` over a file: its rows in, the same rows with their scores out."""
 
 from __future__ import annotations
 
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import faster_type, model_arguments
-from diffscore_fast.cli.rows import FileRun, dialect_options, files_beside, number
-from diffscore_fast.engine.profile import profile_run
+from diffscore_fast.cli.rows import FileRun, ShardOfRun, dialect_options, files_beside, number, print_profile
+from diffscore_fast.engine.profile import RunProfile, profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.options import FullDraws
@@ -28,6 +30,10 @@ from diffscore_fast.scoring.scorer import DiffScorer
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
 from diffscore_fast.text.templates import find_template
+
+if TYPE_CHECKING:
+    from diffscore_fast.distributed.ray_engine import RayScorer
+    from diffscore_fast.distributed.scorer_pool import ScorerPool
 
 TO_TERMINAL = "-"
 MAX_TEXT = 400  # characters of a candidate that --show prints
@@ -46,38 +52,130 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
     DiffScoreError
         If the options, the input, the output or the model cannot be used; nothing has been scored then.
     """
-    config = make_config(options)
-    arguments = model_arguments(options)
-    columns = {**context_column(options, config), "--candidate-column": options["candidate_column"]}
-    taken = (input_path, output_path, *files_beside(output_path), options["template"])
-    heatmap = _HeatMap(options, config, taken)
-    if options["profile_run"]:
-        check_extra_output("profile", options["profile_run"], (*taken, options["heatmap"] or ""))
-    run = FileRun(
-        input_path,
-        output_path,
-        columns,
-        _added_fields(options, config),
-        prefix=options["output_prefix"],
-        quiet=options["quiet"],
-        input_format=options["input_format"],
-        output_format=options["output_format"],
-        dialect=dialect_options(options),
-        resume=options["resume"],
-    )
-    if run.rows_before and (options["heatmap"] or options["show"]):
+    job = ScoreJob(options)
+    job.check_extra_outputs((input_path, output_path, *files_beside(output_path)))
+    run = job.open(input_path, output_path)
+    if run.rows_before:
+        try:
+            job.check_first_rows()
+        except BaseException:
+            run.abandon()
+            raise
+    try:
+        with job.loaded(model), job.profiled():
+            job.process(run)
+    except BaseException:
         run.abandon()
-        raise InputError("--heatmap and --show need the first rows, which an earlier run has finished; leave them out")
-    summary = _Summary(options["show"], options["candidate_column"])
+        raise
+    # Files first: printing the summary may fail on a closed pipe.
+    job.write_extra_outputs(run.statuses.total())
+    run.finish(job.lines(), job.signature, job.config.kind, job.first_rows)
+    job.show_extra_outputs(run.statuses.total(), to_stderr=output_path == "-")
+    return run.failed(skip_too_long=job.skips_too_long) > 0
 
-    def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
-        pairs = (row if config.needs_source else (None, *row) for row in rows)
-        return scorer.score_batches(pairs, config, progress, by_time=True)
 
-    def fields(record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
+class ScoreJob:
+    """What the options of `score` ask for, over one file or several: the configuration, the model, and the summary.
+
+    Raises
+    ------
+    InputError
+        If the options cannot be used together.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.config = make_config(options)
+        self.columns = {**context_column(options, self.config), "--candidate-column": options["candidate_column"]}
+        if options["item_column"] is not None:
+            self.columns["--item-column"] = options["item_column"]
+        self.summary = Summary(options["show"], options["candidate_column"])
+        self._arguments = model_arguments(options)
+        self._heatmap = _HeatMap(options, self.config)
+        self._profile: RunProfile | None = None
+        self._workers: ScorerPool | RayScorer | None = None
+
+    def check_extra_outputs(self, taken: Sequence[str]) -> None:
+        """Raise `InputError` if the heat map or the profile cannot be written, or would write over files (`taken`)."""
+        taken = (*taken, self.options["template"])
+        heatmap, profile = self.options["heatmap"], self.options["profile_run"]
+        if heatmap not in (None, TO_TERMINAL):
+            check_extra_output("heat map", heatmap, taken)
+        if profile:
+            check_extra_output("profile", profile, (*taken, heatmap or ""))
+
+    def check_first_rows(self) -> None:
+        """Raise `InputError` if something needs the first rows; called where an earlier run has finished them."""
+        if self.options["heatmap"] or self.options["show"]:
+            raise InputError(
+                "--heatmap and --show need the first rows, which an earlier run has finished; leave them out"
+            )
+
+    def open(self, input_path: str, output_path: str, shard: ShardOfRun | None = None) -> FileRun:
+        """Open the run over a file."""
+        options = self.options
+        return FileRun(
+            input_path,
+            output_path,
+            self.columns,
+            _added_fields(options, self.config),
+            prefix=options["output_prefix"],
+            quiet=options["quiet"],
+            input_format=options["input_format"],
+            output_format=options["output_format"],
+            dialect=dialect_options(options),
+            resume=options["resume"],
+            shard=shard,
+        )
+
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[None]:
+        """Load the model, here or in workers, which end with the block."""
+        options = self.options
+        if options["workers"] == 1 and options["engine"] == "processes":
+            self._scorer = DiffScorer(model, **self._arguments)
+            self.config = self._scorer.complete(config_for(options, self._scorer.spec))
+            self.signature = self._scorer.signature(self.config)
+            yield
+            return
+        with self._started_workers(model) as self._workers:
+            self.config, self.signature = self._workers.config, self._workers.signature
+            if not options["quiet"]:
+                told = f"{options['workers']} workers: {' | '.join(map(str, self._workers.kinds))}"
+                Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
+            yield
+
+    def _started_workers(self, model: str) -> ScorerPool | RayScorer:
+        from diffscore_fast.distributed.chunks import ScoreWork
+
+        # The template by its content: a worker of a cluster may not have its file.
+        options = {**self.options, "template": find_template(self.options["template"])}
+        work = ScoreWork(model, self._arguments, partial(config_for, options))
+        if options["engine"] == "ray":
+            from diffscore_fast.distributed.ray_engine import RayScorer
+
+            return RayScorer(work, options["workers"], address=options["address"], allow_mixed=options["allow_mixed"])
+        from diffscore_fast.distributed.scorer_pool import ScorerPool
+
+        return ScorerPool(work, options["workers"], allow_mixed=options["allow_mixed"])
+
+    def process(self, run: FileRun) -> None:
+        """Score the rows of a file."""
+        config, rows_before = self.config, run.rows_before
+
+        def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
+            pairs = (row if config.needs_source else (None, *row) for row in rows)
+            if self._workers is not None:
+                return self._workers.score_batches(pairs, progress, first=rows_before, name=run.input_path)
+            return self._scorer.score_batches(pairs, config, progress, by_time=True)
+
+        run.process(batches, self._fields, str(self.signature))
+
+    def _fields(self, record: Record, table: ScoreTable, row: int) -> dict[str, Any]:
+        """The values that are added to a row."""
         scored = table.status[row] in SCORED
-        summary.add(record, table, row)
-        heatmap.add(record, table, row)
+        self.summary.add(record, table, row)
+        self._heatmap.add(record, table, row)
         return {
             "score": number(table.scores[row]),
             "stderr": number(table.stderr[row]),
@@ -86,34 +184,44 @@ def run_score(input_path: str, output_path: str, model: str, options: dict[str, 
             "draws": int(table.num_draws[row]),
             "full_draws": int(table.full_draws[row]),
             "truncated_tokens": int(table.truncated_tokens[row]),
-            "profile": _profile(table, row) if scored and options["profile"] else None,
+            "profile": _profile(table, row) if scored and self.options["profile"] else None,
             "token_scores": _tokens(table, row) if scored else None,
         }
 
-    try:
-        scorer = DiffScorer(model, **arguments)
-        if options["attention"] is None:
-            config = make_config({**options, "attention": scorer.spec.default_pattern})
-        scorer.check_patterns(config)
-        with profile_run() if options["profile_run"] else nullcontext() as profile:
-            run.process(batches, fields, str(scorer.signature(config)))
-    except BaseException:
-        run.abandon()
-        raise
-    signature = scorer.signature(config)
-    lines = summary.lines(config.kind) + faster_type(options, signature.dtype)
-    # Files first: printing the summary may fail on a closed pipe.
-    heatmap.write(run.statuses.total())
-    if profile is not None:
-        profile.write_trace(options["profile_run"])
-    run.finish(lines, signature, config.kind, summary.first_rows if summary.first_rows.row_count else None)
-    heatmap.show(run.statuses.total(), to_stderr=output_path == "-")
-    if profile is not None:
-        run.report(profile)
-    return run.failed(skip_too_long=config.overlength == "skip") > 0
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Time the stages of the work inside the block, if --profile-run asks for it."""
+        with profile_run() if self.options["profile_run"] else nullcontext() as self._profile:
+            yield
+
+    @property
+    def skips_too_long(self) -> bool:
+        """Whether rows that are too long do not count as failed."""
+        return self.config.overlength == "skip"
+
+    @property
+    def first_rows(self) -> Table | None:
+        """The table for --show; None if it has no row."""
+        return self.summary.first_rows if self.summary.first_rows.row_count else None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Lines of the summary."""
+        return self.summary.lines(self.config.kind) + faster_type(self.options, self.signature.dtype)
+
+    def write_extra_outputs(self, rows_in_all: int) -> None:
+        """Write the heat map and the profile, if they are asked for."""
+        self._heatmap.write(rows_in_all)
+        if self._profile is not None:
+            self._profile.write_trace(self.options["profile_run"])
+
+    def show_extra_outputs(self, rows_in_all: int, *, to_stderr: bool) -> None:
+        """Print the heat map and the time by stage, if they are asked for."""
+        self._heatmap.show(rows_in_all, to_stderr=to_stderr)
+        if self._profile is not None:
+            print_profile(self._profile)
 
 
-class _Summary:
+class Summary:
     """The first rows of a run for --show, and a few numbers of all rows."""
 
     def __init__(self, show: int, column: str) -> None:
@@ -128,12 +236,16 @@ class _Summary:
     def add(self, record: Record, table: ScoreTable, row: int) -> None:
         """Add a row, scored or not."""
         if table.status[row] in SCORED:
-            self._scores.append(table.scores[row])
-            self._tokens += int(table.num_tokens[row])
+            self.add_scored(table.scores[row], int(table.num_tokens[row]))
         if self.first_rows.row_count < self._show:
             text = "" if record.fields is None else str(record.fields.get(self._column))[:MAX_TEXT]
             numbers = ("" if math.isnan(item) else f"{item:.3f}" for item in (table.scores[row], table.stderr[row]))
             self.first_rows.add_row(Text(printable(" ".join(text.split()))), *numbers)
+
+    def add_scored(self, score: float, tokens: int) -> None:
+        """Add a row that an earlier run has scored."""
+        self._scores.append(score)
+        self._tokens += tokens
 
     def lines(self, kind: str) -> list[tuple[str, str]]:
         """Lines of the summary."""
@@ -150,7 +262,7 @@ class _Summary:
 class _HeatMap:
     """Keeps the first rows of a run for the heat map; without --heatmap it does nothing."""
 
-    def __init__(self, options: dict[str, Any], config: ScoreConfig, taken: tuple[str, ...]) -> None:
+    def __init__(self, options: dict[str, Any], config: ScoreConfig) -> None:
         self._path, self._direction = options["heatmap"], config.direction
         self._column = options["candidate_column"]
         if config.direction == "reverse":
@@ -158,8 +270,6 @@ class _HeatMap:
         self._texts: list[str | None] = []
         self._tables: list[ScoreTable] = []
         self._max_rows = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
-        if self._path not in (None, TO_TERMINAL):
-            check_extra_output("heat map", self._path, taken)
 
     def add(self, record: Record, table: ScoreTable, row: int) -> None:
         """Keep a row, if it is one of the first."""
@@ -184,7 +294,7 @@ class _HeatMap:
             Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
 
 
-def check_extra_output(what: str, path: str, taken: tuple[str, ...]) -> None:
+def check_extra_output(what: str, path: str, taken: Sequence[str]) -> None:
     """Raise `InputError` for an extra file that cannot be written, or that is one of the run's files (`taken`)."""
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"cannot write {path}: there is no such folder")
@@ -203,6 +313,13 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
     return {"--source-column": options["source_column"]}
 
 
+def config_for(options: dict[str, Any], spec: BackboneSpec) -> ScoreConfig:
+    """The configuration for the options of `score` and a model, whose default pattern is taken if none is named."""
+    if options["attention"] is None and options["block_size"] is None:
+        options = {**options, "attention": spec.default_pattern}
+    return make_config(options)
+
+
 def make_config(options: dict[str, Any]) -> ScoreConfig:
     """The configuration for the options of `score`."""
     design = MaskDesign(
@@ -214,7 +331,7 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         coupling=options["coupling"],
     )
     weights = parse_numbers("--level-weights", options["level_weights"])
-    attention = options["attention"] or "prefix"
+    attention = options["attention"] or ("prefix" if options["block_size"] is None else "block")
     reconstruction = ReconstructionConfig(
         options["estimator"],
         design,
@@ -228,7 +345,9 @@ def make_config(options: dict[str, Any]) -> ScoreConfig:
         reconstruction=reconstruction,
         alpha=options["alpha"],
         seed=options["seed"],
+        masks_by_item=options["item_column"] is not None,
         attention=attention,
+        block_size=options["block_size"],
         overlength=options["overlength"],
         token_scores=options["tokens"] or options["heatmap"] is not None,
         template=find_template(options["template"]),

@@ -77,6 +77,11 @@ class PrefixCache:
         keys, values = self.layer(index)
         keys[rows], values[rows] = key, value
 
+    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy rows int64 [N] of all layers to other rows."""
+        assert self._rows is not None
+        self._rows[:, :, torch.from_numpy(target)] = self._rows[:, :, torch.from_numpy(source)]
+
     def _allocate(self, needed: int) -> None:
         layers, two, heads, head_dim = self._shape
         rows = 0 if self._rows is None else self._rows.shape[2]

@@ -127,8 +127,7 @@ class _LayerByLayer(ForwardPass):
         """The last layer computes only keys and values: nothing reads the states after it."""
         rows = to_device(pack.cache_rows, self._backbone.device)
         hidden, positions = self._embed(pack.tokens, pack.positions, pack.types)
-        no_prefix = np.zeros(len(pack.offsets) - 1, dtype=np.int64)
-        layout = ops.AttentionLayout(pack.offsets, pack.offsets, no_prefix, no_prefix, block=pack.block)
+        layout = ops.AttentionLayout(pack.offsets, pack.offsets, pack.prefix_starts, pack.visible, block=pack.block)
         for layer in range(self._last):
             query, key, value = self._backbone.attention_inputs(layer, hidden, positions)
             self._cache.write(layer, rows, key, value)

@@ -14,12 +14,14 @@ from diffscore_fast.engine.windows import Prefixes, Windows
 
 @dataclass(frozen=True)
 class PrefixPack:
-    """P sequences whose keys and values go to the cache.
+    """Parts of P sequences, whose keys and values go to the cache.
 
     Parameters
     ----------
     tokens : int32 [N], offsets : int64 [P + 1]
     positions : int64 [N]
+    prefix_starts, visible : int64 [P]
+        First cache row of each sequence, and how many of its rows stand there already: the part sees all of them.
     types : int
         Token type of all of them.
     cache_rows : int64 [N]
@@ -33,22 +35,35 @@ class PrefixPack:
     positions: np.ndarray
     types: int
     cache_rows: np.ndarray
+    prefix_starts: np.ndarray
+    visible: np.ndarray
     block: int
 
     @staticmethod
     def build(
-        prefixes: Prefixes, chosen: np.ndarray, starts: np.ndarray, attention: AttentionPattern, pattern: PatternSpec
+        prefixes: Prefixes,
+        chosen: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        starts: np.ndarray,
+        attention: AttentionPattern,
+        pattern: PatternSpec,
     ) -> PrefixPack:
-        """The prefixes `chosen` int64 [P]; `starts` is the cache row that each prefix begins at, by prefix index."""
-        lengths = prefixes.lengths[chosen]
-        places = places_in(lengths)
+        """Places `first` to `last` - 1 of the prefixes `chosen`, int64 [P] each.
+
+        `starts` is the cache row that each prefix begins at, by prefix index.
+        """
+        lengths = last - first
+        places = np.repeat(first, lengths) + places_in(lengths)
         return PrefixPack(
-            tokens=prefixes.tokens[take_segments(prefixes.offsets, chosen)],
+            tokens=prefixes.tokens[np.repeat(prefixes.offsets[chosen], lengths) + places],
             offsets=offsets_of(lengths),
             positions=places,
             types=pattern.prefix_type,
             cache_rows=np.repeat(starts[chosen], lengths) + places,
-            block=attention.block_size if attention.name == "block" else pattern.prefix_block,
+            prefix_starts=starts[chosen],
+            visible=first,
+            block=pattern.prefix_block(attention.block_size),
         )
 
 

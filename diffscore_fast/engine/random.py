@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each depends on (seed, target tokens, draw, token) only.
+"""Counter-based random numbers: each depends on (seed, target tokens or item, draw, token) only.
 
 Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -33,7 +33,7 @@ def uniforms(keys: np.ndarray, draws: np.ndarray, tokens: np.ndarray, stream: in
     Parameters
     ----------
     keys : uint64 [N]
-        From `target_key`.
+        From `target_key` or `item_key`.
     draws, tokens : integer [N]
         Index of the draw, and of the token in its target (0 for numbers that belong to the whole draw).
     stream : int
@@ -48,6 +48,13 @@ def uniforms(keys: np.ndarray, draws: np.ndarray, tokens: np.ndarray, stream: in
         words = philox(counters, halves).astype(np.uint64)
         numbers[chosen] = (((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(11)) * 2.0**-53
     return numbers
+
+
+def item_key(seed: int, item: str, stream: int = 0) -> int:
+    """64-bit key of all targets of an item under a seed: they share masks. Each `stream` has keys of its own."""
+    digest = hashlib.blake2b(seed.to_bytes(16, "little", signed=True), digest_size=8, person=b"item")
+    digest.update(stream.to_bytes(4, "little") + item.encode("utf-8"))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def target_key(seed: int, target_ids: np.ndarray) -> int:

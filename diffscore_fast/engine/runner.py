@@ -26,9 +26,9 @@ from diffscore_fast.engine.packing import distinct_windows, pack_windows
 from diffscore_fast.engine.packs import PrefixPack, WindowPack
 from diffscore_fast.engine.plan import AttentionPattern, Estimator, MaskPlan, Observation, Result, Sequences
 from diffscore_fast.engine.profile import stage
-from diffscore_fast.engine.ragged import take_segments
+from diffscore_fast.engine.ragged import places_in, take_segments
 from diffscore_fast.engine.results import Results
-from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan
+from diffscore_fast.engine.windows import Prefixes, Windows, compose, cut_plan, split_at_blocks
 from diffscore_fast.errors import DeviceMemoryError, is_out_of_memory, memory_named
 from diffscore_fast.process import is_forked
 
@@ -91,7 +91,11 @@ class Runner:
         observed: list[Observation] = []
         while (plan := _planned(estimator, observed)) is not None:
             values, pattern = [np.zeros(0, dtype=np.float32)], plan.attention or attention
-            for part in cut_plan(pattern, sequences, plan, self.plan_tokens):
+            spans = plan
+            if pattern.name == "block":
+                with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
+                    spans = split_at_blocks(self.backbone.spec, pattern, sequences, plan)
+            for part in cut_plan(pattern, sequences, spans, self.plan_tokens):
                 with stage("plan"), memory_named(NO_ROOM_FOR_PLANS):
                     prefixes, windows = compose(self.backbone.spec, pattern, sequences, part)
                 values.append(self.run(prefixes, windows, pattern, progress))
@@ -166,13 +170,41 @@ class Runner:
         starts = np.zeros(len(prefixes.keys) + 1, dtype=np.int64)
         if not len(used):
             return starts
-        starts[used], missing = self._cache.reserve([prefixes.keys[i] for i in used], prefixes.lengths[used])
-        work = _PrefixWork(self._forward, self.backbone.spec, prefixes, used[missing], starts, attention)
+        starts[used], absent = self._cache.reserve([prefixes.keys[i] for i in used], prefixes.lengths[used])
+        missing = used[absent]
+        if not len(missing):
+            return starts
+        # Contexts first, each in the cache rows of one of its prefixes, and from there to the others'.
+        lengths = prefixes.context_lengths
+        having = missing[lengths[missing] > 0]
+        cached = {prefixes.context[index]: index for index in np.setdiff1d(used, missing) if lengths[index]}
+        giver = {context: index for index in having[::-1] for context in [prefixes.context[index]]} | cached
+        leaders = np.array([index for index in having if giver[prefixes.context[index]] == index], dtype=np.int64)
+        self._compute_prefixes(prefixes, leaders, 0 * leaders, lengths[leaders], starts, attention)
+        copies = [index for index in having if giver[prefixes.context[index]] != index]
+        if copies:
+            counts, places = lengths[copies], places_in(lengths[copies])
+            givers = [giver[prefixes.context[index]] for index in copies]
+            self._cache.copy(np.repeat(starts[givers], counts) + places, np.repeat(starts[copies], counts) + places)
+        rest = missing[prefixes.lengths[missing] > lengths[missing]]
+        self._compute_prefixes(prefixes, rest, lengths[rest], prefixes.lengths[rest], starts, attention)
+        return starts
+
+    def _compute_prefixes(
+        self,
+        prefixes: Prefixes,
+        chosen: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        starts: np.ndarray,
+        attention: AttentionPattern,
+    ) -> None:
+        """Compute places `first` to `last` - 1 of the prefixes `chosen`, whose earlier places are in the cache."""
+        work = _PrefixWork(self._forward, self.backbone.spec, prefixes, chosen, first, last, starts, attention)
         # To `pack_windows` they are windows that share one empty prefix.
-        shared, empty = np.zeros(len(missing), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        shared, empty = np.zeros(len(chosen), dtype=np.int64), np.zeros(1, dtype=np.int64)
         for _, packs in pack_windows(shared, work.lengths, empty, self.token_budget, 1):
             self._compute_packs(packs, work)
-        return starts
 
     def _compute_packs(self, packs: list[np.ndarray], work: _Work) -> None:
         """Compute packs (indices into `work.lengths`) in order.
@@ -306,25 +338,27 @@ class _Wave:
 
 
 class _PrefixWork:
-    """Prefixes whose keys and values are to be written to reserved rows of the cache."""
+    """Parts of prefixes, whose keys and values are to be written to reserved rows of the cache."""
 
     def __init__(
         self,
         forward: ForwardPass,
         spec: BackboneSpec,
         prefixes: Prefixes,
-        missing: np.ndarray,
+        chosen: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
         starts: np.ndarray,
         attention: AttentionPattern,
     ) -> None:
-        self._forward, self._prefixes, self._missing, self._starts = forward, prefixes, missing, starts
+        self._forward, self._prefixes, self._chosen, self._starts = forward, prefixes, chosen, starts
+        self._first, self._last = first, last
         self._attention, self._pattern = attention, spec.pattern(attention.name, attention.block_size)
-        self.lengths = prefixes.lengths[missing]
+        self.lengths = last - first
 
     def compute(self, pack: np.ndarray) -> None:
-        chosen = self._missing[pack]
-        inputs = PrefixPack.build(self._prefixes, chosen, self._starts, self._attention, self._pattern)
-        self._forward.fill_cache(inputs)
+        parts = self._chosen[pack], self._first[pack], self._last[pack]
+        self._forward.fill_cache(PrefixPack.build(self._prefixes, *parts, self._starts, self._attention, self._pattern))
 
     def after(self) -> None:
         """Nothing is left to do: keys and values stay on the device."""

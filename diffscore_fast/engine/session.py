@@ -111,7 +111,8 @@ class ScoringModel:
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
-        attention = attention or AttentionPattern(self.spec.default_pattern)
+        default = self.spec.default_pattern
+        attention = attention or AttentionPattern(default, self.spec.patterns[default].default_block_size)
         self.spec.pattern(attention.name, attention.block_size)
         self._tokenizer = loaded.tokenizer
         self._runner = Runner(
@@ -121,9 +122,7 @@ class ScoringModel:
             plan_tokens=plan.plan_tokens,
             implementation=implementation,
         )
-        # In 16 bits "cpu" means the faster one of what the CPU has: the C++ kernel, or torch's products in tiles.
-        has_it = implementation in ops.LINEAR.implementations
-        if has_it and (implementation != "cpu" or backbone.dtype == torch.float32):
+        if implementation in ops.LINEAR.implementations:
             backbone.choose_linear(implementation)
         self._identity = {
             "version": __version__,

@@ -23,11 +23,16 @@ class Prefixes:
         Tokens of all of them laid end to end.
     keys : list of bytes
         Content key of each, by which the cache finds it.
+    context, context_lengths : int64 [P]
+        A sequence begins with the first `context_lengths` tokens of its context, which are computed alone, once for all
+        sequences of that context; the others are computed after them. 0: all of it is computed at once.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
     keys: list[bytes]
+    context: np.ndarray
+    context_lengths: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
@@ -92,6 +97,37 @@ def cut_plan(attention: AttentionPattern, sequences: Sequences, plan: MaskPlan, 
         yield MaskPlan(sequence, start, stop, plan.masked[tokens], wanted, plan.attention)
 
 
+def split_at_blocks(spec: BackboneSpec, attention: AttentionPattern, sequences: Sequences, plan: MaskPlan) -> MaskPlan:
+    """The plan with each span split at the boundaries of blocks; blocks without a wanted token are left out.
+
+    The wanted tokens and their order stay. A plan whose spans lie within blocks stays as it is.
+    """
+    pattern, size = spec.pattern(attention.name, attention.block_size), attention.block_size
+    start = plan.start
+    if not pattern.blocks_from_target:
+        start = start + _target_places(spec, pattern, sequences)[plan.sequence]
+    lengths = plan.stop - plan.start
+    if (start // size == (start + np.maximum(lengths, 1) - 1) // size).all():
+        return plan
+    span_of, in_span = segment_ids(lengths), places_in(lengths)
+    block = (start[span_of] + in_span) // size
+    firsts = np.flatnonzero((np.diff(span_of, prepend=-1) != 0) | (np.diff(block, prepend=-1) != 0))
+    sizes = np.diff(np.append(firsts, len(span_of)))
+    wanted = plan.masked if plan.wanted is None else plan.wanted
+    kept = np.add.reduceat(wanted.astype(np.int64), firsts) > 0
+    tokens = np.repeat(kept, sizes)
+    firsts, sizes = firsts[kept], sizes[kept]
+    first_token = plan.start[span_of[firsts]] + in_span[firsts]
+    return MaskPlan(
+        plan.sequence[span_of[firsts]],
+        first_token,
+        first_token + sizes,
+        plan.masked[tokens],
+        None if plan.wanted is None else plan.wanted[tokens],
+        plan.attention,
+    )
+
+
 def compose(
     spec: BackboneSpec, attention: AttentionPattern, sequences: Sequences, plan: MaskPlan
 ) -> tuple[Prefixes, Windows]:
@@ -100,7 +136,8 @@ def compose(
     The line of a sequence is: start token, context, separator, target, end (separator and end if the pattern has
     them). A window covers the places [first, last) of its line; with `prefix` and `block`, the places before `first`
     are its prefix. With a logit shift of 1 the window starts one place earlier, since that token's output predicts the
-    first target.
+    first target. With a shift and a causal prefix, a block of one token is not read at all: its window is the token
+    before it, and the prediction is the one of a causal language model.
     """
     pattern = spec.pattern(attention.name, attention.block_size)
     lines, line_offsets, target_places = _lines(spec, pattern, sequences)
@@ -119,8 +156,12 @@ def compose(
         first = np.maximum(base - spec.logit_shift, 0)
     else:
         block = attention.block_size
-        assert bool(((last - 1) // block == first_target // block).all()), "a span may not cross a block boundary"
-        first = np.maximum(first_target // block * block - spec.logit_shift, 0)
+        grid = base if pattern.blocks_from_target else np.zeros_like(base)
+        within = (first_target - grid) // block
+        assert bool(((last - 1 - grid) // block == within).all()), "a span may not cross a block boundary"
+        first = np.maximum(grid + within * block - spec.logit_shift, 0)
+    unread = spec.logit_shift if attention.block_size == 1 and pattern.prefix_mask == "causal" else 0
+    last = last - unread
 
     lengths = last - first
     offsets = offsets_of(lengths)
@@ -133,15 +174,19 @@ def compose(
     wanted = plan.masked if plan.wanted is None else plan.wanted
     assert not (wanted & ~plan.masked).any(), "a wanted token must be masked"
     target_rows = rows[wanted]
-    targets = tokens[target_rows]
-    tokens[rows[plan.masked]] = spec.mask_id
+    targets = lines[((line_offsets[plan.sequence] + first_target)[span_of] + in_span)[wanted]]
+    if not unread:
+        tokens[rows[plan.masked]] = spec.mask_id
     wanted_counts = np.bincount(span_of[wanted], minlength=len(spans))
 
     if attention.name == "full":
-        prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [])
+        none = np.zeros(0, np.int64)
+        prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [], none, none)
         prefix = np.full(len(spans), -1, dtype=np.int64)
     else:
-        prefixes, prefix = _prefixes(attention, sequences, plan.sequence, first, lines, line_offsets)
+        # The context's rows do not see the target's where the prefix is causal.
+        shared = base if attention.name == "block" and pattern.prefix_mask == "causal" else np.zeros_like(base)
+        prefixes, prefix = _prefixes(attention, pattern, sequences, plan.sequence, first, lines, line_offsets, shared)
     windows = Windows(
         tokens=tokens,
         offsets=offsets,
@@ -160,8 +205,8 @@ def _lines(spec: BackboneSpec, pattern: PatternSpec, sequences: Sequences) -> tu
     """Tokens and offsets of every sequence's line, and the place of its target's first token."""
     has_start = int(spec.start_id is not None)
     context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
-    separator_lengths = np.where(context_lengths > 0, len(pattern.separator_ids), 0)
-    target_places = has_start + context_lengths + separator_lengths
+    target_places = _target_places(spec, pattern, sequences)
+    separator_lengths = target_places - has_start - context_lengths
     target_lengths = sequences.target_lengths
     offsets = offsets_of(target_places + target_lengths + len(pattern.end_ids))
     lines = np.empty(int(offsets[-1]), dtype=np.int32)
@@ -179,25 +224,38 @@ def _lines(spec: BackboneSpec, pattern: PatternSpec, sequences: Sequences) -> tu
     return lines, offsets, target_places
 
 
+def _target_places(spec: BackboneSpec, pattern: PatternSpec, sequences: Sequences) -> np.ndarray:
+    """Place int64 [S] of each target's first token in its line."""
+    context_lengths = np.diff(sequences.context_offsets)[sequences.context_of]
+    separator_lengths = np.where(context_lengths > 0, len(pattern.separator_ids), 0)
+    return int(spec.start_id is not None) + context_lengths + separator_lengths
+
+
 def _prefixes(
     attention: AttentionPattern,
+    pattern: PatternSpec,
     sequences: Sequences,
     sequence: np.ndarray,
     first: np.ndarray,
     lines: np.ndarray,
     line_offsets: np.ndarray,
+    shared: np.ndarray,
 ) -> tuple[Prefixes, np.ndarray]:
-    """One cached sequence per context (`prefix`) or per text (`block`); sequences of equal content are one."""
+    """One cached sequence per context (`prefix`) or per text (`block`); sequences of equal content are one.
+
+    `shared` int64 [n] is the number of places that a span's line has in common with the other lines of its context.
+    """
     # With `prefix`, all windows of a context see all of it; with `block`, the longest prefix contains the others.
     owner = sequences.context_of[sequence] if attention.name == "prefix" else sequence
     owners, owner_index, owner_of = np.unique(owner, return_index=True, return_inverse=True)
     # A clean block is computed whole even if a logit shift moves its last token into the window: the content of its
     # rows must not depend on which other blocks are asked for.
-    block = attention.block_size if attention.name == "block" else 1
+    block = pattern.prefix_block(attention.block_size) or 1
     cached_lengths = np.zeros(len(owners), dtype=np.int64)
     np.maximum.at(cached_lengths, owner_of, (first + block - 1) // block * block)
     kept: dict[bytes, int] = {}
     pieces: list[np.ndarray] = []
+    kept_from: list[int] = []  # the span that each was taken from
     slot = np.full(len(owners), -1, dtype=np.int64)
     header = f"{attention.name}:{attention.block_size}:".encode()
     for index, length in enumerate(cached_lengths):
@@ -209,6 +267,10 @@ def _prefixes(
         if key not in kept:
             kept[key] = len(pieces)
             pieces.append(piece)
+            kept_from.append(owner_index[index])
         slot[index] = kept[key]
     tokens, offsets = concatenate(pieces)
-    return Prefixes(tokens, offsets, list(kept)), np.where(first > 0, slot[owner_of], -1)
+    spans = np.array(kept_from, dtype=np.int64)
+    context_lengths = np.minimum(shared[spans], np.diff(offsets))
+    prefixes = Prefixes(tokens, offsets, list(kept), sequences.context_of[sequence[spans]], context_lengths)
+    return prefixes, np.where(first > 0, slot[owner_of], -1)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from diffscore_fast.errors import InputError
+from diffscore_fast.io.remote import RemotePath, scheme_of
 
 STANDARD_STREAM = "-"
 UNREADABLE = (EOFError, OSError, zlib.error)  # what a damaged or cut file raises while it is read
@@ -27,7 +28,7 @@ class InputFile:
     Parameters
     ----------
     path : str
-        A file, or "-" for standard input.
+        A file, a URL of one of `remote.SCHEMES`, or "-" for standard input.
 
     Attributes
     ----------
@@ -46,9 +47,14 @@ class InputFile:
         if path == STANDARD_STREAM and sys.stdin is None:
             raise InputError("standard input is closed")
         try:
-            self._file: IO[bytes] = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
-            # Only a regular file has a size to measure progress against.
-            self.size = os.path.getsize(path) if os.path.isfile(path) else None
+            if scheme_of(path) is not None:
+                remote = RemotePath(path)
+                self._file: IO[bytes] = remote.open()
+                self.size: int | None = remote.size
+            else:
+                self._file = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
+                # Only a regular file has a size to measure progress against.
+                self.size = os.path.getsize(path) if os.path.isfile(path) else None
             head = self._file.peek(4)[:4] if isinstance(self._file, io.BufferedReader) else b""
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -18,6 +18,8 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.record import FieldType, FileFormat, Record
 
+PACKED_ROWS = 1024  # after which a compressed file is flushed
+
 
 class RowWriter(ABC):
     """Writes rows to `path` by way of `path`.partial, which takes the final name when all is done.
@@ -46,6 +48,7 @@ class RowWriter(ABC):
         self._target = Path(path if _is_special(path) else os.path.realpath(path))
         self._partial: Path | None = None
         self._started = self._created = self._finished = False
+        self._num_rows = 0
         self._leftover = 0  # bytes that the partial file held when it was opened
         try:
             if self.is_stream:
@@ -110,11 +113,18 @@ class RowWriter(ABC):
             if not self._started:
                 self._start()
             self._write(record, fields)
+            self._num_rows += 1
+            if self._file is not self._raw and self._num_rows % PACKED_ROWS == 0:
+                self._file.flush()
 
     def flush(self) -> None:
-        """Bring the rows written so far to the file, as far as the format allows."""
-        with self._named():
-            self._file.flush()
+        """Bring the rows written so far to the file, as far as the format allows.
+
+        Not if they are compressed: a flush leaves a trace in the bytes, which must not tell when it happened.
+        """
+        if self._file is self._raw:
+            with self._named():
+                self._file.flush()
 
     def finish(self) -> None:
         """Close, and give the file its name."""
@@ -144,6 +154,7 @@ class RowWriter(ABC):
             self._raw.flush()
             os.fsync(self._raw.fileno())
             os.replace(self._partial, self._target)
+            sync_folder(self._target.parent)
             self._finished = True
             self._remove_state()
         self._raw.close()
@@ -236,6 +247,16 @@ class ColumnWriter(RowWriter):
             record = replace(record, fields=None, problem=problem)
         text = record.raw.decode("utf-8", "backslashreplace")
         return replace(record, problem=f"{record.problem}; it reads: {text}") if text else record
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in a folder outlast a failure of power, where the system can."""
+    with suppress(OSError):  # some network file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def partial_path(path: str) -> Path:

@@ -16,6 +16,7 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.io.input import STANDARD_STREAM
 from diffscore_fast.io.output import ColumnWriter
 from diffscore_fast.io.record import FieldType, FileFormat, Record
+from diffscore_fast.io.remote import RemotePath, scheme_of
 
 BATCH_BYTES = 4 << 20  # read at once
 BATCH_ROWS = 512
@@ -42,7 +43,7 @@ class ParquetReader:
     Parameters
     ----------
     path : str
-        A file; its index is at the end, so that it cannot be a pipe.
+        A file or URL; its index is at the end, so that it cannot be a pipe.
 
     Raises
     ------
@@ -58,7 +59,8 @@ class ParquetReader:
             raise InputError("Parquet cannot be read from standard input: its index is at the end; give a file")
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path, buffer_size=1 << 20, page_checksum_verification=True)
+            source = path if scheme_of(path) is None else RemotePath(path).open()
+            self._file = parquet.ParquetFile(source, buffer_size=1 << 20, page_checksum_verification=True)
             self.schema = self._file.schema_arrow
         except FileNotFoundError:
             raise InputError(f"cannot read {path}: No such file or directory") from None

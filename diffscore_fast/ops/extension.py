@@ -14,6 +14,12 @@ from diffscore_fast.ops.logit_gradients import logit_gradients
 from diffscore_fast.ops.projection import Projection
 from diffscore_fast.ops.registry import check_one_device
 
+
+def _minor(version: str) -> str:
+    """Major and minor part of a version: 2.13 for 2.13.0+cpu."""
+    return ".".join(version.split(".")[:2])
+
+
 try:
     from diffscore_fast import _C
 except ImportError as error:
@@ -26,6 +32,13 @@ else:
     if hasher.exists() and runpy.run_path(str(hasher))["fingerprint"]() != sources:
         _C = None
         _reason = "the C++ extension was built from other sources than csrc/ holds; reinstall to build it anew"
+    elif (built := _minor(getattr(_C, "torch_version", str)())) != _minor(torch.__version__):
+        # torch's C++ interface changes between minor versions; an extension that still loads may read it wrongly.
+        _C = None
+        _reason = (
+            f"the C++ extension was built against torch {built or 'of an unknown version'}, and this is torch "
+            f"{torch.__version__}; reinstall from source to build it anew"
+        )
 
 
 def cpu_unavailable(device: torch.device) -> str | None:
@@ -102,6 +115,17 @@ def _fake_linear(x, weight, bias, activation, *others):  # type: ignore[no-untyp
     return x.new_empty((x.shape[0], weight.shape[0] // (2 if activation == "swiglu" else 1)))
 
 
+def _fake_pack_weight(weight, gated) -> Tensor:  # type: ignore[no-untyped-def]
+    _one_device(weight)
+    groups = 2 if gated else 1
+    return weight.new_empty((groups * -(-weight.shape[0] // groups // 48), -(-weight.shape[1] // 32) * 16, 48, 2))
+
+
+def _fake_linear_packed(x, packed, width, bias, activation, *others):  # type: ignore[no-untyped-def]
+    _one_device(x, packed, bias, *others)
+    return x.new_empty((x.shape[0], width // (2 if activation == "swiglu" else 1)))
+
+
 def _fake_log_mean_exp(values, segments):  # type: ignore[no-untyped-def]
     _one_device(values, segments)
     shape = (segments.shape[0] - 1,)
@@ -141,6 +165,8 @@ if _C is not None:
     torch.library.register_fake("diffscore_fast::masked_logprob_statistics", _fake_statistics)
     torch.library.register_fake("diffscore_fast::prefix_attention", _fake_attention)
     torch.library.register_fake("diffscore_fast::linear", _fake_linear)
+    torch.library.register_fake("diffscore_fast::pack_weight", _fake_pack_weight)
+    torch.library.register_fake("diffscore_fast::linear_packed", _fake_linear_packed)
     torch.library.register_fake("diffscore_fast::log_mean_exp", _fake_log_mean_exp)
     torch.library.register_fake("diffscore_fast::evidence_bounds", _fake_bounds)
     torch.library.register_autograd("diffscore_fast::masked_logprob", _backward, setup_context=_save_for_backward)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import brgemm_unavailable, cpu_unavailable
+from diffscore_fast.ops.packed_weights import PackedWeights, pack_weight
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
 # Rows of every matmul of "tiles". On two AVX2 cores, tiles of 16 to 128 rows take within 10% of one whole bfloat16
@@ -42,6 +43,7 @@ def linear(
     *,
     activation: str = "none",
     residual_norm: ResidualNorm | None = None,
+    packed_weights: PackedWeights | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
     """A matmul with its epilogue: y = norm(activation(x @ weight.T + bias) + residual).
@@ -53,11 +55,14 @@ def linear(
     activation : {"none", "gelu", "swiglu"}
         "gelu" is x Phi(x); "swiglu" is silu(first M / 2 columns) * (the others), which leaves M / 2 columns.
     residual_norm : ResidualNorm, optional
+    packed_weights : PackedWeights, optional
+        Keeps the weight as bfloat16 instructions read it, from one call to the next. It changes no number.
     implementation : str
-        "auto", or a name; a named one runs or raises. On a CPU "auto" takes "cpu", which computes in float32 inside, or
-        "tiles" where the processor has matrix instructions for the dtype. With both, a row's bits do not depend on the
-        other rows. On a GPU, and where a gradient is wanted, it takes torch's separate operations ("reference"), whose
-        matmul may round differently for another number of rows.
+        "auto", or a name; a named one runs or raises. On a CPU "auto" takes "cpu": products of bfloat16 by the
+        processor's instructions where it has them, all else in float32 inside, and one rounding of the result. float64
+        goes to "tiles", torch's matmul of 32 rows at a time. With both, a row's bits do not depend on the other rows.
+        On a GPU, and where a gradient is wanted, it takes torch's separate operations ("reference"), whose matmul may
+        round differently for another number of rows.
 
     Returns
     -------
@@ -81,17 +86,17 @@ def linear(
     chosen = resolve_linear(x.device, x.dtype, implementation)
     if tracked and chosen.name != "reference":
         raise ImplementationError(f"linear: {chosen.name!r} has no gradient; ask for 'reference' or 'auto'")
+    if chosen.name == "cpu":
+        return LINEAR.run(chosen, x, weight, bias, activation, residual_norm, packed_weights)
     return LINEAR.run(chosen, x, weight, bias, activation, residual_norm)
 
 
 def resolve_linear(device: torch.device, dtype: torch.dtype, wanted: str = AUTO) -> Implementation:
-    """What runs where no gradient is wanted; "auto" depends on the dtype, the device and the processor only."""
+    """What runs where no gradient is wanted; "auto" depends on the dtype and the device only."""
     if wanted == AUTO and device.type != "cpu":
         wanted = "reference"
     elif wanted == AUTO and dtype not in (torch.float32, torch.float16, torch.bfloat16):
         wanted = "tiles"
-    elif wanted == AUTO and dtype == torch.bfloat16 and brgemm_unavailable(dtype) is None:
-        wanted = "tiles"  # torch's matmul uses the processor's instructions for the dtype
     return LINEAR.resolve(device, wanted)
 
 
@@ -153,17 +158,44 @@ def _table(name: str, dtype: torch.dtype) -> Tensor:
     return activation(codes.view(dtype).double()).to(dtype)
 
 
-def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, residual_norm: ResidualNorm | None) -> Tensor:
-    """In float32 inside: 16-bit inputs are converted at each call, the weight too, and the result is rounded once.
+def _cpu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual_norm: ResidualNorm | None,
+    packed_weights: PackedWeights | None = None,
+) -> Tensor:
+    """In float32 inside, except for products of bfloat16 where the processor has instructions for them.
 
-    Where a processor has no instructions for bfloat16, torch's own matmul takes six times as long (AVX2, 512 rows).
+    Without these instructions 16-bit inputs are converted at each call, the weight too, and the result is rounded once:
+    torch's own bfloat16 matmul takes six times as long there (AVX2, 512 rows).
     """
     residual, gain, offset, epsilon = residual_norm or (None, None, None, 0.0)
     tensors = [x, weight, bias, residual, gain, offset]
+    products = _bfloat16_products() if _all_are(torch.bfloat16, tensors) else None
+    if products is not None:
+        gated = activation == "swiglu"
+        packed = pack_weight(weight, gated) if packed_weights is None else packed_weights.of(weight, gated)
+        return torch.ops.diffscore_fast.linear_packed(
+            x, packed, len(weight), bias, activation, residual, gain, offset, epsilon, products
+        )
     if x.dtype in (torch.bfloat16, torch.float16):
         tensors = [item if item is None else item.float() for item in tensors]
     y = torch.ops.diffscore_fast.linear(*tensors[:3], activation, *tensors[3:], epsilon)
     return y.to(x.dtype)
+
+
+def _bfloat16_products() -> str | None:
+    """How products of bfloat16 are made in blocks: "brgemm", or None where they are made in float32 instead.
+
+    "plain" loops in the place of brgemm exist for tests on processors without such instructions.
+    """
+    return "brgemm" if brgemm_unavailable(torch.bfloat16) is None else None
+
+
+def _all_are(dtype: torch.dtype, tensors: list[Tensor | None]) -> bool:
+    return all(item is None or item.dtype == dtype for item in tensors)
 
 
 def _tiles_unavailable(device: torch.device) -> str | None:

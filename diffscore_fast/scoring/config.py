@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffscore_fast.arguments import check_at_most, checked_seed, real_number, whole_number
+from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.errors import InputError
 from diffscore_fast.options import (
     AGGREGATES,
@@ -39,6 +40,7 @@ from diffscore_fast.text.templates import PLAIN, Template
 PATTERNS_READ: dict[str, tuple[str, ...]] = {
     "full": ("full",),
     "prefix": ("prefix",),
+    "block": ("block",),
     "corrected": ("prefix", "full"),
 }
 PILOT_REPLICATES = 5  # of the design, each with its number of draws
@@ -161,7 +163,9 @@ class ScoreConfig:
     reconstruction: ReconstructionConfig = ReconstructionConfig()
     alpha: float = DEFAULT_ALPHA
     seed: int = DEFAULT_SEED
+    masks_by_item: bool = False  # rows have a third value, the name of their item: its targets share masks
     attention: str = "prefix"  # one of ATTENTION_OPTIONS
+    block_size: int | None = None  # for `block`; None for the model's own, see `DiffScorer.complete`
     overlength: Overlength = DEFAULT_OVERLENGTH
     token_scores: bool = False
     template: Template = PLAIN
@@ -186,6 +190,12 @@ class ScoreConfig:
         object.__setattr__(self, "alpha", real_number("alpha", self.alpha))
         if not 0.0 <= self.alpha <= 1.0:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha}")
+        if self.block_size is not None:
+            object.__setattr__(self, "block_size", whole_number("block size", self.block_size))
+            if self.attention != "block":
+                raise InputError(f"a block size belongs to attention 'block', not to {self.attention!r}")
+            if self.block_size < 1:
+                raise InputError(f"a block size must be at least 1, not {self.block_size}")
         if self.corrected != (self.reconstruction.full_draws is not None):
             raise InputError("full draws belong to attention 'corrected', which needs them")
         object.__setattr__(self, "seed", checked_seed(self.seed))
@@ -196,9 +206,9 @@ class ScoreConfig:
         return self.attention == "corrected"
 
     @property
-    def patterns(self) -> tuple[str, ...]:
+    def patterns(self) -> tuple[AttentionPattern, ...]:
         """Attention patterns that the model must have."""
-        return PATTERNS_READ[self.attention]
+        return tuple(AttentionPattern(name, self.block_size or 0) for name in PATTERNS_READ[self.attention])
 
     @property
     def needs_source(self) -> bool:

@@ -180,6 +180,8 @@ def mask_ratios(design: MaskDesign, keys: np.ndarray, draw: np.ndarray) -> tuple
     if design.ratios == "stratified":
         strata = design.draws_per_replicate
         ratio = (draw % strata + ratio) / strata
+    elif design.ratios != "uniform":
+        raise NotImplementedError(f"mask_ratios draws no {design.ratios!r} mask ratios")
     return ratio, np.minimum((ratio * design.levels).astype(np.int64), design.levels - 1)
 
 
@@ -202,8 +204,10 @@ def _independent(
         masked = np.empty(len(numbers), dtype=bool)
         # `order` sorts within segments, so `token` is the rank.
         masked[order] = token < design.count_sizes(ratio, own_lengths)[segment]
-    else:
+    elif design.masking == "bernoulli":
         masked = numbers < ratio[segment]
+    else:
+        raise NotImplementedError(f"independent draws have no {design.masking!r} masking")
     counts = np.bincount(segment[masked], minlength=len(target))
     empty = np.flatnonzero(counts == 0)
     if not elbo and len(empty):

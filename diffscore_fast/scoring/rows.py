@@ -19,6 +19,7 @@ from diffscore_fast.status import (
     SCORED,
     TOO_LONG,
     TRUNCATED_SOURCE,
+    InvalidRecord,
 )
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.spans import tokens_within
@@ -147,6 +148,26 @@ class RowTokenizer:
             text: replace(item, eligible=tokens_within(item.spans, found))
             for (text, item), found in zip(targets.items(), ranges, strict=True)
         }
+
+
+def split_items(rows: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """(source, candidate, item) rows as (source, candidate) rows and the items' names.
+
+    A whole number is a name, too. A row whose item is neither cannot be scored: its texts become an `InvalidRecord`.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    items: list[str] = []
+    for source, candidate, item in rows:
+        name = str(item) if isinstance(item, int | np.integer) and not isinstance(item, bool) else item
+        status, message = check_text("item", name)
+        if status == OK:
+            pairs.append((source, candidate))
+            items.append(name)
+        else:
+            wrong = InvalidRecord(message)
+            pairs.append((wrong, wrong))
+            items.append("")
+    return pairs, items
 
 
 def checked_columns(config: ScoreConfig, sources: Any, references: Any, candidates: Any) -> Sequence[Any]:

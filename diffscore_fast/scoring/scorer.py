@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from diffscore_fast.arguments import real_number
-from diffscore_fast.engine.plan import AttentionPattern, Estimator, Sequences
+from diffscore_fast.arguments import checked_column, real_number
+from diffscore_fast.engine.plan import Estimator, Sequences
 from diffscore_fast.engine.profile import stage
-from diffscore_fast.engine.ragged import offsets_of, spread
-from diffscore_fast.engine.random import target_key
+from diffscore_fast.engine.ragged import offsets_of, segment_ids, spread
+from diffscore_fast.engine.random import item_key, target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import chunks, one_ahead, token_estimate
-from diffscore_fast.errors import InputError
+from diffscore_fast.errors import InputError, UnsupportedPatternError
 from diffscore_fast.options import (
     DEFAULT_AGGREGATE,
     DEFAULT_ALPHA,
@@ -47,7 +48,7 @@ from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, def
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionResult
 from diffscore_fast.scoring.references import aggregate, expand
-from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, checked_columns, scored_texts
+from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, checked_columns, scored_texts, split_items
 from diffscore_fast.scoring.table import ScoreTable, TokenScores
 from diffscore_fast.scoring.word_classes import WithinEligible
 from diffscore_fast.signature import Signature
@@ -57,6 +58,25 @@ from diffscore_fast.text.tokenizer import Encoded
 
 # About how many window tokens are planned together: a limit on memory, and on the work that a killed run loses.
 TOKENS_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Consecutive rows as tokens.
+
+    Parameters
+    ----------
+    rows : TokenRows
+        One per row; with references, one per reference.
+    items : list of str, optional
+        The item of each of them.
+    offsets : int64 [n + 1], optional
+        With references: each candidate's part of `rows`.
+    """
+
+    rows: TokenRows
+    items: list[str] | None
+    offsets: np.ndarray | None = None
 
 
 class DiffScorer(ScoringModel):
@@ -87,6 +107,7 @@ class DiffScorer(ScoringModel):
         direction: Direction = DEFAULT_DIRECTION,
         draws: int = DEFAULT_DRAWS,
         seed: int = DEFAULT_SEED,
+        items: Sequence[str | int | None] | None = None,
         estimator: EstimatorName = DEFAULT_ESTIMATOR,
         mask_ratios: MaskRatios = DEFAULT_MASK_RATIOS,
         masking: Masking = DEFAULT_MASKING,
@@ -99,6 +120,7 @@ class DiffScorer(ScoringModel):
         length_normalised: bool = False,
         alpha: float = DEFAULT_ALPHA,
         attention: AttentionOption | None = None,
+        block_size: int | None = None,
         full_draws: FullDraws | None = None,
         overlength: Overlength = DEFAULT_OVERLENGTH,
         token_scores: bool = False,
@@ -117,14 +139,18 @@ class DiffScorer(ScoringModel):
             One per candidate. May be None for `marginal`, which reads no source.
         candidates : sequence of str
             Texts to score. An entry that is None, empty, not text, or too long gets a status and no score.
-        direction : {"marginal", "conditional", "reverse", "bidirectional", "pmi"}
-            S(c | nothing); S(c | s); S(s | c); alpha * conditional + (1 - alpha) * reverse; or
+        direction : {"conditional", "marginal", "reverse", "bidirectional", "pmi"}
+            S(c | s); S(c | nothing); S(s | c); alpha * conditional + (1 - alpha) * reverse; or
             conditional - marginal, on the same masks.
         draws : int
             K, the number of mask draws. An independent grid makes another number of draws, which the signature
             reports. A text with at most K masks (2^L - 1 for L tokens) is scored exactly, by all of them.
         seed : int
             Masks follow from the seed and the tokens of the target alone.
+        items : sequence of str or int, optional
+            The name of the item that each row belongs to: its document, say, or its question. Masks then follow from
+            the seed, the item and the places of tokens, so that outputs for one item meet the same masks place by
+            place, and their difference is less noisy. Each score keeps its distribution.
         estimator : {"mean_logprob", "elbo", "weighted"}
             Mean log-prob of the masked tokens; a lower bound on the log-likelihood; or the means of the levels,
             weighted by `level_weights`. See `ReconstructionConfig`, also for `length_normalised`.
@@ -145,11 +171,16 @@ class DiffScorer(ScoringModel):
             For `target_stderr`: the largest number of draws of a row.
         alpha : float
             Weight of `conditional` in `bidirectional`.
-        attention : {"full", "prefix", "corrected"}, optional
+        attention : {"full", "prefix", "block", "corrected"}, optional
             `full`: every token attends to every token. `prefix`: the source does not attend to the candidate, so it is
-            computed once for all its candidates and draws. `corrected` is not a pattern but an estimator of the score
-            under `full`: the score under `prefix`, plus the mean of full - prefix over J of the draws. If not given,
-            the model's default pattern.
+            computed once for all its candidates and draws. `block`: the candidate is read in blocks; a masked token
+            attends to the source, to the earlier blocks unmasked, and to its own block. `corrected` is not a pattern
+            but an estimator of the score under `full`: the score under `prefix`, plus the mean of full - prefix over J
+            of the draws. If not given, `block` where a block size is given, otherwise the model's default pattern.
+        block_size : int, optional
+            Tokens per block, for `block`: one of the model's block sizes; its own default if not given. With 1 every
+            token is predicted from those before it (for a model that predicts the next token: its left-to-right
+            score); a block as long as the candidate is read like `prefix`.
         full_draws : int or "auto", optional
             J, for `corrected`; if not given, the smallest possible number. See `ReconstructionConfig`.
         overlength : {"error", "skip", "truncate-source"}
@@ -192,7 +223,7 @@ class DiffScorer(ScoringModel):
         weights = None
         if level_weights is not None:
             weights = tuple(real_number("a level weight", weight) for weight in level_weights)
-        name = attention or self.spec.default_pattern
+        name = attention or ("block" if block_size is not None else self.spec.default_pattern)
         reconstruction = ReconstructionConfig(
             estimator,
             design,
@@ -207,7 +238,9 @@ class DiffScorer(ScoringModel):
             reconstruction=reconstruction,
             alpha=alpha,
             seed=seed,
+            masks_by_item=items is not None,
             attention=name,
+            block_size=block_size,
             overlength=overlength,
             token_scores=token_scores,
             template=find_template(template),
@@ -215,27 +248,47 @@ class DiffScorer(ScoringModel):
             mask_words=mask_words,
             tagger=tagger,
         )
-        self.check_patterns(config)
+        config = self.complete(config)
         sources = checked_columns(config, sources, references, candidates)
-        tables = list(self.score_batches(zip(sources, candidates, strict=True), config, progress))
+        columns: list[Sequence[Any]] = [sources, candidates]
+        if items is not None:
+            columns.append(checked_column("items", items))
+            if len(columns[-1]) != len(candidates):
+                raise InputError(f"{len(columns[-1])} items but {len(candidates)} candidates; give one per candidate")
+        tables = list(self.score_batches(zip(*columns, strict=True), config, progress))
         return ScoreTable.join(tables) if tables else self._score_batch(self._tokenised([], config), config, None)
 
-    def check_patterns(self, config: ScoreConfig) -> None:
-        """Raise `UnsupportedPatternError` if the model lacks an attention pattern that the configuration reads.
+    def complete(self, config: ScoreConfig) -> ScoreConfig:
+        """The configuration with the model's own block size where it states none, as `score_batches` needs it.
 
-        And `InputError` for the estimator `elbo` in int8, which would be no bound.
+        Raises
+        ------
+        UnsupportedPatternError
+            If the model was not trained with an attention pattern or block size that the configuration reads, or has no
+            block size of its own.
+        InputError
+            For the estimator `elbo` in int8, which would be no bound.
         """
-        for name in config.patterns:
-            self.spec.pattern(name)
+        if config.attention == "block" and config.block_size is None and "block" in self.spec.patterns:
+            pattern = self.spec.patterns["block"]
+            if not pattern.default_block_size:
+                known = ", ".join(map(str, pattern.block_sizes))
+                raise UnsupportedPatternError(
+                    f"model {self.spec.name!r} needs a block size for attention 'block': {known}"
+                )
+            config = replace(config, block_size=pattern.default_block_size)
         if self._identity["dtype"] == "int8" and config.reconstruction.estimator == "elbo":
             raise InputError(
                 "elbo is a bound on a likelihood and needs probabilities that add to 1, which a model in int8 does not "
                 "give; use another dtype"
             )
+        for read in config.patterns:
+            self.spec.pattern(read.name, read.block_size)
+        return config
 
     def score_batches(
         self,
-        rows: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]],
+        rows: Iterator[tuple[Any, ...]] | Sequence[tuple[Any, ...]],
         config: ScoreConfig,
         progress: Callable[[int], None] | None = None,
         *,
@@ -244,52 +297,62 @@ class DiffScorer(ScoringModel):
         """Score a stream of (source, candidate) rows in bounded memory; yields tables of consecutive rows, in order.
 
         Values may be anything: a row with a value that is not text gets a status. If the configuration aggregates
-        references, the first value of a row is their list. Where the tables are cut changes no score.
+        references, the first value of a row is their list; if it has masks by item, the third value is the item. Where
+        the tables are cut changes no score.
 
         With `by_time`, on a CPU, a table comes every few seconds: a caller who stores the tables loses little if the
         run is stopped.
         """
-        draws = config.reconstruction.max_draws_held * len(config.passes)
-
-        def size_of(row: tuple[Any, Any]) -> int:
-            pairs = [row] if config.aggregate is None else expand([row])[0]
-            both = sum(token_estimate(text) for pair in pairs for text in pair)
-            targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
-            return both + draws * (both if config.attention == "full" else targets)
-
-        cut = chunks(rows, size_of, self._chunk_tokens(TOKENS_CHUNK), self._chunk_seconds(by_time))
+        cut = chunks(rows, row_size(config), self.chunk_tokens, self._chunk_seconds(by_time))
         # Not on a CPU: all its cores compute already, and a slow stream would wait for one more chunk. Not with spaCy:
         # its locks must not be held by another thread when a process forks.
         ahead = self._runner.backbone.device.type != "cpu" and config.mask_words == "all"
 
-        def work(chunk: list[tuple[Any, Any]]) -> tuple[TokenRows, np.ndarray | None]:
+        def work(chunk: list[tuple[Any, ...]]) -> _Batch:
             return self._tokenised(chunk, config)
 
         tokenised = one_ahead(cut, work) if ahead else map(work, cut)
         for batch in tokenised:
             yield self._score_batch(batch, config, progress)
 
-    def _tokenised(self, rows: list[tuple[Any, Any]], config: ScoreConfig) -> tuple[TokenRows, np.ndarray | None]:
-        """Rows as tokens. With references: one row per reference, and the offsets of each candidate's rows."""
-        patterns = [(self.spec.pattern(name), self._room(name)) for name in config.patterns]
+    @property
+    def chunk_tokens(self) -> int:
+        """About how many window tokens are planned together at most."""
+        return self._chunk_tokens(TOKENS_CHUNK)
+
+    def _tokenised(self, rows: list[tuple[Any, ...]], config: ScoreConfig) -> _Batch:
+        items: list[str] | None = None
+        if config.masks_by_item:
+            rows, items = split_items(rows)  # type: ignore[assignment]
+        patterns = [
+            (self.spec.pattern(read.name, read.block_size), self._room(read.name, read.block_size))
+            for read in config.patterns
+        ]
         with stage("tokenise"):
             if config.aggregate is None:
-                return self._rows.tokenise(rows, config, patterns), None
+                return _Batch(self._rows.tokenise(rows, config, patterns), items)
             pairs, offsets = expand(rows)
-            return self._rows.tokenise(pairs, config, patterns), offsets
+            if items is not None:
+                items = [items[row] for row in segment_ids(np.diff(offsets))]
+            return _Batch(self._rows.tokenise(pairs, config, patterns), items, offsets)
 
-    def _score_batch(
-        self, batch: tuple[TokenRows, np.ndarray | None], config: ScoreConfig, progress: Callable[[int], None] | None
-    ) -> ScoreTable:
-        rows, offsets = batch
-        table = self._score_rows(rows, config, progress)
-        return table if offsets is None or config.aggregate is None else aggregate(table, offsets, config.aggregate)
+    def _score_batch(self, batch: _Batch, config: ScoreConfig, progress: Callable[[int], None] | None) -> ScoreTable:
+        table = self._score_rows(batch.rows, batch.items, config, progress)
+        if batch.offsets is None or config.aggregate is None:
+            return table
+        return aggregate(table, batch.offsets, config.aggregate)
 
     @cached_property
     def _rows(self) -> RowTokenizer:
         return RowTokenizer(self._tokenizer)
 
-    def _score_rows(self, rows: TokenRows, config: ScoreConfig, progress: Callable[[int], None] | None) -> ScoreTable:
+    def _score_rows(
+        self,
+        rows: TokenRows,
+        items: list[str] | None,
+        config: ScoreConfig,
+        progress: Callable[[int], None] | None,
+    ) -> ScoreTable:
         status = rows.status
         scored = [row for row, state in enumerate(status) if state in SCORED]
         design = config.reconstruction.design
@@ -298,14 +361,19 @@ class DiffScorer(ScoringModel):
         result = ReconstructionResult.none(levels)
         tokens: TokenScores | None = None
         if scored:
-            contexts, targets = [], []
+            contexts, targets, keys = [], [], []
             for index, (direction, _) in enumerate(config.passes):
                 own_contexts, own_targets = rows.sides(direction, scored)
                 contexts += own_contexts
                 targets += own_targets
+                if items is None:
+                    keys += [target_key(config.seed, item.ids) for item in own_targets]
+                else:  # a source and a candidate of an item have masks of their own
+                    side = int(direction == "reverse")
+                    keys += [item_key(config.seed, items[row], side) for row in scored]
                 if index == 0 or config.direction == "bidirectional":
                     num_tokens += [item.num_eligible for item in own_targets]
-            result = self._reconstruct(contexts, targets, config, progress)
+            result = self._reconstruct(contexts, targets, keys, config, progress)
             if config.token_scores:
                 tokens = _token_scores(config, result, targets[: len(scored)], scored, count)
         table = ScoreTable(
@@ -347,7 +415,9 @@ class DiffScorer(ScoringModel):
             target_stderr=target,
             max_draws=None if target is None else reconstruction.max_draws,
             seed=config.seed,
+            masks_by="item" if config.masks_by_item else None,
             attention=config.attention,
+            block_size=config.block_size,
             full_draws=reconstruction.full_draws,
             template=config.template.identity,
             aggregate=config.aggregate,
@@ -358,6 +428,7 @@ class DiffScorer(ScoringModel):
         self,
         contexts: list[np.ndarray],
         targets: list[Encoded],
+        target_keys: list[int],
         config: ScoreConfig,
         progress: Callable[[int], None] | None,
     ) -> ReconstructionResult:
@@ -366,7 +437,7 @@ class DiffScorer(ScoringModel):
             context_of = np.array([unique.setdefault(item.tobytes(), len(unique)) for item in contexts], dtype=np.int64)
             distinct = [np.frombuffer(item, dtype=np.int32) for item in unique]
             sequences = Sequences.build(distinct, context_of, [item.ids for item in targets])
-            keys = np.array([target_key(config.seed, item.ids) for item in targets], dtype=np.uint64)
+            keys = np.array(target_keys, dtype=np.uint64)
         rows = len(targets) // len(config.passes)
         row_of = np.tile(np.arange(rows), len(config.passes))
         coefficients = np.repeat([coefficient for _, coefficient in config.passes], rows)
@@ -379,7 +450,20 @@ class DiffScorer(ScoringModel):
             if config.mask_words != "all":
                 eligible = np.concatenate([item.eligible for item in targets])  # type: ignore[misc]
                 estimator = WithinEligible(eligible, sequences, build)
-        return self._runner.evaluate(estimator, sequences, AttentionPattern(config.patterns[0]), progress)
+        return self._runner.evaluate(estimator, sequences, config.patterns[0], progress)
+
+
+def row_size(config: ScoreConfig) -> Callable[[tuple[Any, ...]], int]:
+    """A function from a row to about how many tokens it takes under a configuration."""
+    draws = config.reconstruction.max_draws_held * len(config.passes)
+
+    def size_of(row: tuple[Any, ...]) -> int:
+        pairs = [row[:2]] if config.aggregate is None else expand([row[:2]])[0]
+        both = sum(token_estimate(text) for pair in pairs for text in pair)
+        targets = sum(token_estimate(text) for pair in pairs for text in scored_texts(config, *pair))
+        return both + draws * (both if config.attention == "full" else targets)
+
+    return size_of
 
 
 def _token_scores(

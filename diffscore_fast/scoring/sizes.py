@@ -40,7 +40,16 @@ def size_table(design: MaskDesign, length: int, *, elbo: bool, level_weights: tu
     """The exact table of a design.
 
     With `elbo`, of draws weighted 1/t; otherwise of means over masked tokens, where an empty draw masks one token.
+
+    Raises
+    ------
+    NotImplementedError
+        For mask ratios or a masking that have no table here.
     """
+    if design.ratios not in ("grid", "stratified", "uniform") or design.masking not in ("bernoulli", "count"):
+        raise NotImplementedError(
+            f"there is no table of mask sizes for {design.ratios!r} mask ratios with {design.masking!r} masking"
+        )
     probabilities = _size_probabilities(design, length)
     levels, sizes = probabilities[:, 1:].copy(), np.arange(1, length + 1)
     if not elbo:

@@ -134,6 +134,14 @@ def train(model: Path, corpus: Path, run: Path, steps: int, cooldown: int, threa
     show_default=True,
     help="Masked copies of a window that share one pass of its prefix.",
 )
+@click.option(
+    "--blocks",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of the windows that are read in blocks of 4, 8, 16 or 32 tokens.",
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--rank", type=click.IntRange(min=1), default=64, show_default=True, help="Rank of the adapters.")
 @click.option("--rate", type=float, default=4e-4, show_default=True, help="Learning rate of the adapters.")
 @click.option("--seed", default=0, show_default=True)
@@ -147,15 +155,17 @@ def adapt(
     adapter: Path | None,
     left_to_right: float,
     copies: int,
+    blocks: float,
+    dtype: str,
     rank: int,
     rate: float,
     seed: int,
     threads: int,
 ) -> None:
     """Adapt a causal language model to masks, or go on with it. SIGTERM saves a checkpoint and ends."""
-    from diffscore_fast.training.adaptation import PAIRS, Adaptation, AdaptationSettings
+    from diffscore_fast.backbones.adapter import read_adapter
+    from diffscore_fast.training.adaptation import TRAINING_PAIRS, Adaptation, AdaptationSettings, block_shares
     from diffscore_fast.training.corpus import load_corpus
-    from diffscore_fast.training.lora import read_adapter
 
     torch.set_num_threads(threads)
     settings = AdaptationSettings(
@@ -165,7 +175,8 @@ def adapt(
         rank=rank,
         rate=rate,
         seed=seed,
-        mixture=replace(PAIRS, copies=copies),
+        dtype=dtype,
+        mixture=replace(TRAINING_PAIRS, copies=copies, window_blocks=block_shares(blocks)),
     )
     parts = load_corpus(corpus).split(HELD_OUT)
     loaded = load_model(model, dtype=torch.float32)
@@ -182,8 +193,9 @@ def adapt(
 @click.option("--out", type=A_PATH, required=True, help="Model folder to write.")
 def merge(model: Path, run: Path | None, adapter: Path | None, out: Path) -> None:
     """Write a model folder with an adapter merged into the weights, for `DiffScorer`."""
+    from diffscore_fast.backbones.adapter import read_adapter
     from diffscore_fast.training.adaptation import read_checkpoint
-    from diffscore_fast.training.lora import read_adapter, write_merged_folder
+    from diffscore_fast.training.lora import write_merged_folder
 
     if (run is None) == (adapter is None):
         raise click.UsageError("one of --run and --adapter is needed")

@@ -28,14 +28,14 @@ from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.text.tokenizer import TextTokenizer
 from diffscore_fast.training.corpus import Corpus
-from diffscore_fast.training.evaluation import RATIOS, measure
+from diffscore_fast.training.evaluation import RATIOS, Measured, measure
 from diffscore_fast.training.examples import Example, ExampleSampler, Mixture
 from diffscore_fast.training.lora import AdaptedLlama
 from diffscore_fast.training.objective import lay_out, mask_by_ratio, masked_losses, sample_rows, stratified_ratios
 from diffscore_fast.training.patterns import Layout, lay_left_to_right, pack_layouts
 from diffscore_fast.training.run import TrainingRun, draw_up_to, update
 
-PAIRS = Mixture(
+HELD_OUT_PAIRS = Mixture(
     patterns={"prefix": 1.0},
     pairs={"body_to_lead": 0.35, "extract": 0.25, "continuation": 0.3, "marginal": 0.1},
     prefix_lengths=(40, 300),
@@ -43,6 +43,13 @@ PAIRS = Mixture(
     copies=1,
     long_share=0.0,
 )
+# More to copy from, and further back, than what is evaluated.
+TRAINING_PAIRS = replace(
+    HELD_OUT_PAIRS,
+    pairs={"body_to_lead": 0.35, "extract": 0.35, "continuation": 0.2, "marginal": 0.1},
+    prefix_lengths=(40, 400),
+)
+BLOCK_SIZES = (4, 8, 16, 32)
 LEFT_TO_RIGHT = "left to right"
 
 
@@ -66,6 +73,8 @@ class AdaptationSettings:
         Share of the examples that are read left to right, without masks, so that the network does not unlearn it.
     tokens_per_step, rows_per_step : int
         Tokens that a step reads, and about how many it predicts at most.
+    dtype : str
+        Of the products, "float32" or "bfloat16".
     rank, seed : int
     mixture : Mixture
         Pairs of prefix and window.
@@ -81,10 +90,11 @@ class AdaptationSettings:
     clip: float = 1.0
     left_to_right: float = 0.0
     tokens_per_step: int = 2048
-    rows_per_step: int = 400
+    rows_per_step: int = 800
+    dtype: str = "float32"
     rank: int = 64
     seed: int = 0
-    mixture: Mixture = field(default_factory=lambda: PAIRS)
+    mixture: Mixture = field(default_factory=lambda: TRAINING_PAIRS)
     checkpoint_steps: int = 20
     evaluation_steps: int = 100
     evaluation_pairs: int = 48
@@ -129,11 +139,11 @@ class Adaptation(TrainingRun):
         adapter: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(folder)
-        self.network = AdaptedLlama(base, settings.rank, settings.seed)
+        self.network = AdaptedLlama(base, settings.rank, settings.seed, getattr(torch, settings.dtype))
         self.base, self.settings, self._adapter = base, settings, adapter
         self.sampler = ExampleSampler(train, settings.mixture)
         self.tokenizer = tokenizer
-        self._held_out = ExampleSampler(held_out, replace(settings.mixture, copies=1))
+        self._held_out = held_out
         factors, mask = list(self.network.adapters.parameters()), [self.network.mask_embedding]
         groups = [{"params": factors, "base": settings.rate}, {"params": mask, "base": settings.mask_rate}]
         self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
@@ -186,15 +196,8 @@ class Adaptation(TrainingRun):
 
     def evaluate(self) -> dict[str, float]:
         """Held-out losses on fixed pairs and masks, appended to evaluation.csv: means over pairs of means per token."""
-        pairs, losses = self._evaluation_pairs(), {}
-        for ratio in RATIOS:
-            masks = [
-                mask_by_ratio(len(pair.window), ratio, np.random.default_rng([0, 4, number]))
-                for number, pair in enumerate(pairs)
-            ]
-            measured = measure(f"prefix@{ratio}", self.network, pairs, masks)[0]
-            losses[measured.setting] = round(float((measured.sums / measured.counts).mean()), 4)
-        losses[LEFT_TO_RIGHT] = round(self._left_to_right(self.network, pairs), 4)
+        measured = adaptation_losses(self.network, self.tokenizer, self._held_out, self.settings.evaluation_pairs)
+        losses = {item.setting: round(item.mean, 4) for item in measured}
         self.record_evaluation(losses)
         return losses
 
@@ -215,36 +218,20 @@ class Adaptation(TrainingRun):
         """Write base.json, once: what the left-to-right loss of evaluation.csv is to be compared with."""
         path = self.folder / "base.json"
         if not path.is_file():
-            loss = round(self._left_to_right(self.base, self._evaluation_pairs()), 4)
+            pairs = evaluation_pairs(self.tokenizer, self._held_out, self.settings.evaluation_pairs)
+            loss = round(_left_to_right(self.base, pairs).mean, 4)
             path.write_text(json.dumps({LEFT_TO_RIGHT: loss}) + "\n", encoding="utf-8")
 
-    def _evaluation_pairs(self) -> list[Example]:
-        return [
-            self._respelled(self._held_out, np.random.default_rng([0, 2, number]))
-            for number in range(self.settings.evaluation_pairs)
-        ]
-
-    @torch.no_grad()
-    def _left_to_right(self, network: LlamaBackbone, pairs: list[Example]) -> float:
-        layouts = [lay_left_to_right(pair.prefix, pair.window, network.spec) for pair in pairs]
-        return float(np.mean([float(masked_losses(network, pack_layouts([item])).tokens.mean()) for item in layouts]))
-
     def _draw(self, rng: np.random.Generator) -> list[Example]:
-        """The step's examples, up to its tokens: start token, line break, prefix, and the copies of the window."""
+        """The step's examples, up to its tokens: start token, line break, prefix, and the copies of the window; in
+        blocks, the clean window and all blocks, each with the row before it."""
 
         def cost(example: Example) -> int:
-            return 2 + len(example.prefix) + example.copies * (len(example.window) + 1)
+            size = len(example.window)
+            copied = size + size // example.block_size if example.block_size else 0
+            return 2 + len(example.prefix) + example.copies * (size + 1) + copied
 
-        return draw_up_to(self.settings.tokens_per_step, lambda: self._respelled(self.sampler, rng), cost)
-
-    def _respelled(self, sampler: ExampleSampler, rng: np.random.Generator) -> Example:
-        """A pair whose prefix and window are tokenised as separate texts, without white space around them."""
-        while True:
-            drawn = sampler.draw(rng)
-            texts = [self.tokenizer.decode(part).strip("\ufffd \n\t") for part in (drawn.prefix, drawn.window)]
-            prefix, window = (item.ids.astype(np.int64) for item in self.tokenizer.encode(texts))
-            if len(window):
-                return replace(drawn, prefix=prefix, window=window)
+        return draw_up_to(self.settings.tokens_per_step, lambda: respelled(self.tokenizer, self.sampler, rng), cost)
 
     def _layouts(self, examples: list[Example], causal: np.ndarray, rng: np.random.Generator) -> list[Layout]:
         """Mask ratios are stratified over all masked copies of the step."""
@@ -277,6 +264,59 @@ class Adaptation(TrainingRun):
             return False
         with path.open(encoding="utf-8", newline="") as file:
             return any(int(row["step"]) == self.step_number for row in csv.DictReader(file))
+
+
+def adaptation_losses(network: LlamaBackbone, tokenizer: TextTokenizer, held_out: Corpus, count: int) -> list[Measured]:
+    """Losses on `count` fixed held-out pairs: whole windows by mask ratio, in blocks, and left to right.
+
+    The settings are `prefix@r` for mask ratios r, `block b@0.5` for block sizes b, and `left to right`. Each value is
+    the mean over the masked tokens of a pair; all pairs weigh the same.
+    """
+    pairs = evaluation_pairs(tokenizer, held_out, count)
+    measured = []
+    for size, ratio in [*((0, ratio) for ratio in RATIOS), *((size, 0.5) for size in BLOCK_SIZES)]:
+        examples = [replace(pair, pattern="block", block_size=size) if size else pair for pair in pairs]
+        masks = [
+            mask_by_ratio(len(pair.window), ratio, np.random.default_rng([0, 4, number]))
+            for number, pair in enumerate(pairs)
+        ]
+        name = f"block {size}@{ratio}" if size else f"prefix@{ratio}"
+        measured.append(_per_pair(measure(name, network, examples, masks)[0]))
+    return [*measured, _left_to_right(network, pairs)]
+
+
+def evaluation_pairs(tokenizer: TextTokenizer, held_out: Corpus, count: int) -> list[Example]:
+    """The first `count` of the fixed held-out pairs."""
+    sampler = ExampleSampler(held_out, HELD_OUT_PAIRS)
+    return [respelled(tokenizer, sampler, np.random.default_rng([0, 2, number])) for number in range(count)]
+
+
+def _per_pair(measured: Measured) -> Measured:
+    """The same with one mean per pair, which all weigh alike."""
+    return Measured(measured.setting, measured.sums / measured.counts, np.ones_like(measured.counts))
+
+
+@torch.no_grad()
+def _left_to_right(network: LlamaBackbone, pairs: list[Example]) -> Measured:
+    layouts = [lay_left_to_right(pair.prefix, pair.window, network.spec) for pair in pairs]
+    means = [float(masked_losses(network, pack_layouts([item])).tokens.mean()) for item in layouts]
+    return Measured(LEFT_TO_RIGHT, np.array(means), np.ones(len(means), dtype=np.int64))
+
+
+def respelled(tokenizer: TextTokenizer, sampler: ExampleSampler, rng: np.random.Generator) -> Example:
+    """A pair whose prefix and window are tokenised as separate texts, without white space around them."""
+    while True:
+        drawn = sampler.draw(rng)
+        texts = [tokenizer.decode(part).strip("\ufffd \n\t") for part in (drawn.prefix, drawn.window)]
+        prefix, window = (item.ids.astype(np.int64) for item in tokenizer.encode(texts))
+        if len(window):
+            return replace(drawn, prefix=prefix, window=window)
+
+
+def block_shares(blocks: float) -> dict[int, float]:
+    """A mixture's `window_blocks`: that share of the windows in blocks, each size of `BLOCK_SIZES` equally often."""
+    shares = {0: 1 - blocks, **{size: blocks / len(BLOCK_SIZES) for size in BLOCK_SIZES}}
+    return {size: share for size, share in shares.items() if share > 0}
 
 
 def read_checkpoint(run: Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def measure(
     values, counts = losses.double().numpy(), np.array([int(mask.sum()) for mask in masks])
     sequence = np.repeat(np.arange(len(masks)), counts)
     measured = [Measured(setting, np.bincount(sequence, values), counts)]
-    if examples[0].pattern == "block":
+    if examples[0].pattern == "block" and not backbone.spec.logit_shift:
         weights = [_block_weights(mask, item.block_size) for mask, item in zip(masks, examples, strict=True)]
         bounds = np.bincount(sequence, values * np.concatenate(weights))
         measured.append(Measured(f"{setting} nelbo", bounds, np.array([len(mask) for mask in masks])))

@@ -20,8 +20,8 @@ MAX_TRIES = 50  # where an article has no such pair (too short, one paragraph), 
 class Example:
     """Text to learn from: `window` int64 [W] is predicted, `prefix` int64 [P] is only read.
 
-    `prefix` is empty unless the pattern is `prefix`. The layout adds the start token. `copies` of the window, each
-    under a mask of its own, share one pass of the prefix, as the draws of a score do.
+    `prefix` is empty unless the pattern is `prefix`, or `block` after a prefix. The layout adds the start token.
+    `copies` of the window, each under a mask of its own, share one pass of the prefix, as the draws of a score do.
     """
 
     kind: str
@@ -51,6 +51,8 @@ class Mixture:
     run_lengths: tuple[int, int] = (64, 320)  # `full` and `block`
     prefix_lengths: tuple[int, int] = (16, 400)
     window_lengths: tuple[int, int] = (16, 160)
+    # Block sizes of the windows after a prefix; 0 stands for the whole window at once.
+    window_blocks: Mapping[int, float] = field(default_factory=lambda: {0: 1.0})
     copies: int = 3  # masked copies of the window after one prefix, unless it is one of the long ones
     long_share: float = 0.03  # of prefix examples, drawn from the two ranges below instead
     long_prefix_lengths: tuple[int, int] = (1, 2000)
@@ -88,13 +90,16 @@ class ExampleSampler:
         lengths = self.mixture.long_prefix_lengths if long else self.mixture.prefix_lengths
         window_lengths = self.mixture.long_window_lengths if long else self.mixture.window_lengths
         prefix_limit, window_limit = log_uniform(rng, *lengths), log_uniform(rng, *window_lengths)
+        sizes = self.mixture.window_blocks
+        block_size = _choose(rng, sizes) if len(sizes) > 1 else next(iter(sizes))
         relation = getattr(self, f"_{kind}")
         for _ in range(MAX_TRIES):
             pair = relation(rng, self._article(rng), prefix_limit, window_limit)
             if pair is not None:
                 (prefix_start, prefix_stop), (start, stop) = pair
                 prefix, window = self._tokens(prefix_start, prefix_stop), self._tokens(start, stop)
-                return Example(kind, "prefix", 0, prefix, window, 1 if long else self.mixture.copies)
+                copies = 1 if long or block_size else self.mixture.copies
+                return Example(kind, "block" if block_size else "prefix", block_size, prefix, window, copies)
         raise ValueError(f"no article of the corpus has pairs of kind {kind!r} after {MAX_TRIES} tries")
 
     # Each relation returns the token ranges of prefix and window, or None where the article has no such pair.

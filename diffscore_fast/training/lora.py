@@ -1,11 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on all products of a Llama network, whose own weights stay as they are.
-
-An adapter file holds, under transformers' names, `...q_proj.lora_A` [r, in] and `...q_proj.lora_B` [out, r] of every
-product, and `maskvec` [D], the embedding of a masked token. A product's weight becomes W + SCALE * B @ A.
-"""
+"""Low-rank adapters on all products of a Llama network, whose own weights stay as they are; see `backbones.adapter`."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -14,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diffscore_fast.backbones.adapter import MASK_NAME, SCALE, merged_weights
 from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
@@ -27,8 +23,6 @@ from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights, save_weights
 from diffscore_fast.errors import CheckpointError
 
-SCALE = 2.0
-MASK_NAME = "maskvec"
 ADAPTED = ("qkv", "out", "gate_up", "down")
 
 
@@ -52,13 +46,23 @@ class AdaptedLlama(LlamaBackbone):
     rank : int
     seed : int
         Of the random factors.
+    dtype : torch.dtype
+        Of the products. With bfloat16, the products' weights are converted copies; the residual stream, the norms and
+        what learns stay in float32.
     """
 
-    def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0) -> None:
+    def __init__(self, base: LlamaBackbone, rank: int = 64, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         Network.__init__(self)
         self.spec, self.rotary_base = base.spec, base.rotary_base
         self.token_embedding, self.layers = base.token_embedding, base.layers
         self.norm, self.head = base.norm, base.head
+        self._vocabulary_weight = base.vocabulary_weight
+        if dtype != self.dtype:
+            self.layers = copy.deepcopy(base.layers)
+            for layer in self.layers:
+                for name in ADAPTED:
+                    getattr(layer, name).to(dtype)
+            self._vocabulary_weight = nn.Parameter(base.vocabulary_weight.to(dtype))
         self.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
         self.mask_embedding = nn.Parameter(base.token_embedding.weight[base.spec.mask_id].detach().float().clone())
@@ -75,6 +79,10 @@ class AdaptedLlama(LlamaBackbone):
                     self.adapters[f"{family.layers}.{index}.{part}".replace(".", "/")] = factors
                     self._parts.setdefault(id(product), []).append((start, start + rows, factors))
                     start += rows
+
+    @property
+    def vocabulary_weight(self) -> Tensor:
+        return self._vocabulary_weight
 
     def learnt(self) -> dict[str, nn.Parameter]:
         """What learns, under the names of an adapter file."""
@@ -111,6 +119,7 @@ class AdaptedLlama(LlamaBackbone):
     def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
         start, stop, _ = rows.indices(layer.out_features)
         factors = [item for first, last, item in self._parts[id(layer)] if start <= first and last <= stop]
+        x = x.to(layer.weight.dtype)
         inner = functional.linear(x, torch.cat([item.lora_A for item in factors]).to(x.dtype))  # [N, parts * r]
         change = [
             functional.linear(part, item.lora_B.to(x.dtype))
@@ -131,20 +140,6 @@ def _part_rows(spec: BackboneSpec, name: str, product: nn.Linear) -> list[int]:
     return [product.out_features // 2] * 2 if name == "gate_up" else [product.out_features]
 
 
-def read_adapter(path: Path) -> dict[str, Tensor]:
-    """An adapter file's tensors.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing or damaged.
-    """
-    try:
-        return load_file(str(path))
-    except (FileNotFoundError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a readable adapter; a safetensors file is needed ({error})") from None
-
-
 def write_merged_folder(base: Path, adapter: Mapping[str, Tensor], out: Path) -> str:
     """Write the model folder `out`: the weights of the folder `base` with an adapter merged. Returns the checksum.
 
@@ -155,24 +150,8 @@ def write_merged_folder(base: Path, adapter: Mapping[str, Tensor], out: Path) ->
     """
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     weights = load_weights(base / "model.safetensors")
-    family = LLAMA_FAMILIES[config["model_type"]]
-    products = {name.removesuffix(".lora_A") for name in adapter if name.endswith(".lora_A")}
-    expected = {f"{name}.lora_{factor}" for name in products for factor in "AB"} | {MASK_NAME}
-    if expected != adapter.keys() or not all(f"{name}.weight" in weights for name in products):
-        raise CheckpointError(
-            f"{base}: the adapter's tensors do not belong to this model: {sorted(expected ^ adapter.keys())[:4]}"
-        )
-    for name in products:
-        change = SCALE * adapter[f"{name}.lora_B"].float() @ adapter[f"{name}.lora_A"].float()
-        if change.shape != weights[f"{name}.weight"].shape:
-            raise CheckpointError(
-                f"{base}: the adapter's {name} is {list(change.shape)}, the model's "
-                f"{list(weights[f'{name}.weight'].shape)}"
-            )
-        weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + change
-    words = weights[f"{family.token_embedding}.weight"].float().clone()
-    words[config["mask_token_id"]] = adapter[MASK_NAME].float()
-    weights[f"{family.token_embedding}.weight"] = words
+    embedding = f"{LLAMA_FAMILIES[config['model_type']].token_embedding}.weight"
+    weights = merged_weights(weights, adapter, embedding, config["mask_token_id"])
     out.mkdir(parents=True, exist_ok=True)
     save_weights(out / "model.safetensors", weights, eight_bit=False)
     checksum = file_sha256(out / "model.safetensors")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from diffscore_fast.backbones.spec import BackboneSpec, SplitBackbone
 from diffscore_fast.training.examples import Example
-from diffscore_fast.training.patterns import Layout, Pack, hidden_at, lay_block, lay_full, lay_prefix
+from diffscore_fast.training.patterns import Layout, Pack, hidden_at, lay_block, lay_full, lay_prefix, lay_prefix_blocks
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def lay_out(example: Example, masks: np.ndarray, spec: BackboneSpec) -> Layout:
     if example.pattern == "prefix":
         return lay_prefix(example.prefix, example.window, masks, spec)
     (masked,) = masks
+    if example.pattern == "block" and spec.logit_shift:
+        return lay_prefix_blocks(example.prefix, example.window, masked, example.block_size, spec)
     if example.pattern == "block":
         return lay_block(example.window, masked, example.block_size, spec)
     return lay_full(example.window, masked, spec)
@@ -115,7 +117,9 @@ def _logits(backbone: SplitBackbone, hidden: Tensor) -> Tensor:
     spec = backbone.spec
     bias = backbone.vocabulary_bias
     weight = backbone.vocabulary_weight[: spec.vocab_size]
-    logits = functional.linear(hidden, weight, None if bias is None else bias[: spec.vocab_size]).float()
+    logits = functional.linear(
+        hidden.to(weight.dtype), weight, None if bias is None else bias[: spec.vocab_size]
+    ).float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     if spec.soft_cap is not None:

@@ -177,5 +177,7 @@ def edit(folder, **fields):
 
 
 def test_unknown_model_names_the_known_ones():
-    with pytest.raises(CheckpointError, match="neither an embedded model \\(mini\\) nor a folder, nor in the local"):
+    with pytest.raises(
+        CheckpointError, match="neither an embedded model \\(mini, small\\) nor a folder, nor in the local"
+    ):
         load_model("mimi")

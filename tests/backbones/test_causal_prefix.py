@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from diffscore_fast import DiffScorer
+from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
-from diffscore_fast.engine.windows import compose
+from diffscore_fast.engine.windows import compose, split_at_blocks
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_left_to_right, lay_prefix, pack_layouts
@@ -39,8 +40,18 @@ def encoded(loaded, texts):
     return [item.ids.astype(np.int64) for item in loaded.tokenizer.encode(texts)]
 
 
-def twin_log_probs(folder, spec, context, target, masked):
-    """One line, one explicit boolean mask [1, 1, n, n], all logits, by transformers."""
+def twin_log_probs(folder, spec, context, target, masked, block_size=None):
+    """One line, one explicit boolean mask [1, 1, n, n], all logits, by transformers; line by line for each block."""
+    if block_size is not None:
+        found = []
+        for start in range(0, len(target), block_size):
+            own = masked[start : start + block_size]
+            separator = spec.pattern("prefix").separator_ids if len(context) else ()
+            before = [*context, *separator, *target[:start]]
+            if own.any():
+                spec_of_part = replace_separator(spec)
+                found.append(twin_log_probs(folder, spec_of_part, before, target[start : start + block_size], own))
+        return np.concatenate(found)
     import transformers
 
     network = transformers.LlamaForCausalLM.from_pretrained(folder / "twin", attn_implementation="eager").eval()
@@ -58,6 +69,12 @@ def twin_log_probs(folder, spec, context, target, masked):
     return np.array([float(log_probs[base + i - 1, target[i]]) for i in np.flatnonzero(masked)])
 
 
+def replace_separator(spec):
+    """The spec without a separator: what stands before a block is then its context as it is."""
+    pattern = replace(spec.pattern("prefix"), separator_ids=())
+    return replace(spec, patterns={"prefix": pattern})
+
+
 def plan_of(targets, masks):
     rows, lengths = np.arange(len(targets)), np.array([len(item) for item in targets])
     return MaskPlan(rows, np.zeros_like(rows), lengths, np.concatenate(masks))
@@ -73,6 +90,30 @@ def test_log_probs_equal_those_of_transformers_under_the_same_mask(folder, loade
     expected = [twin_log_probs(folder, spec, *row) for row in zip(contexts, targets, masks, strict=True)]
     assert np.concatenate(expected).std() > 0.1
     np.testing.assert_allclose(got, np.concatenate(expected), atol=2e-5)
+
+
+@pytest.mark.parametrize("block_size", [2, 4, 64])
+def test_blocks_equal_transformers_with_everything_before_the_block_as_its_prefix(folder, loaded, block_size):
+    spec, attention = loaded.backbone.spec, AttentionPattern("block", block_size)
+    contexts, targets = encoded(loaded, SOURCES), encoded(loaded, CANDIDATES)
+    masks = [np.arange(len(item)) % 3 != 1 for item in targets]
+    sequences = Sequences.build(contexts, np.arange(4), targets)
+    plan = split_at_blocks(spec, attention, sequences, plan_of(targets, masks))
+    got = Runner(loaded.backbone, token_budget=20).run(*compose(spec, attention, sequences, plan), attention)
+    expected = [twin_log_probs(folder, spec, *row, block_size) for row in zip(contexts, targets, masks, strict=True)]
+    np.testing.assert_allclose(got, np.concatenate(expected), atol=2e-5)
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_the_exact_likelihood_has_blocks_that_begin_with_the_text(folder, loaded, block_size):
+    """With blocks of one token it is the left-to-right likelihood."""
+    targets = encoded(loaded, CANDIDATES[:2])
+    found = LikelihoodBounds(folder, block_size=block_size, dtype=torch.float32).exact(CANDIDATES[:2])
+    for row, target in enumerate(targets):
+        layout = lay_left_to_right(target[:0], target, loaded.backbone.spec)
+        with torch.no_grad():
+            left_to_right = -float(masked_losses(loaded.backbone, pack_layouts([layout])).tokens.sum())
+        assert (abs(found.exact[row] - left_to_right) < 1e-4) == (block_size == 1)
 
 
 def test_what_is_trained_is_what_is_scored(folder, loaded):
@@ -120,7 +161,6 @@ def test_the_prefix_is_read_causally(loaded):
 def load_model_with(loaded, kind):
     """The same network with another `prefix_mask` in its spec."""
     import copy
-    from dataclasses import replace
 
     backbone = copy.copy(loaded.backbone)
     pattern = replace(loaded.backbone.spec.pattern("prefix"), prefix_mask=kind)
@@ -148,7 +188,7 @@ def test_other_directions_and_patterns(folder):
     for direction in ("marginal", "pmi", "reverse"):
         found = scorer.score(sources, candidates, direction=direction)
         assert found.status == ["ok"] * 3 and np.isfinite(found.scores).all()
-    with pytest.raises(UnsupportedPatternError, match="'full'; it has: prefix"):
+    with pytest.raises(UnsupportedPatternError, match="'full'; it has: block, prefix"):
         scorer.score(sources, candidates, attention="full")
 
 
@@ -165,4 +205,4 @@ def test_an_unknown_prefix_mask_is_named(folder, tmp_path, patterns):
 
 
 def test_a_prefix_is_bidirectional_unless_stated():
-    assert PatternSpec(8).prefix_block == 0 and PatternSpec(8, prefix_mask="causal").prefix_block == 1
+    assert PatternSpec(8).prefix_block(0) == 0 and PatternSpec(8, prefix_mask="causal").prefix_block(0) == 1

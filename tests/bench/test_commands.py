@@ -31,6 +31,13 @@ def test_options_in_the_documentation_are_in_the_help(name, monkeypatch, capsys)
     assert used <= set(OPTION.findall(help_of(name, monkeypatch, capsys)))
 
 
+@pytest.mark.parametrize(("name", "line"), CALLS)
+def test_a_call_in_the_documentation_names_the_options_that_the_command_needs(name, line):
+    parameters = import_module(f"bench.{name}").main.params
+    needed = {option.opts[0] for option in parameters if option.required}
+    assert needed <= set(OPTION.findall(line))
+
+
 def test_the_documentation_names_no_other_command():
     assert {name for name, _ in CALLS} <= set(COMMANDS)
     assert {"--data", "--rows"} <= set(OPTION.findall(str(CALLS)))  # the expression finds options

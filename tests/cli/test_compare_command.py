@@ -42,7 +42,7 @@ def rows(candidates, ids=(1, 2, 3)):
 
 def test_two_files_two_columns_and_python_give_one_result(run, mini):
     options = dict(draws=1, levels=3)
-    expected = compare(mini.score(SOURCES, A, **options), mini.score(SOURCES, B, **options)).to_dict()
+    expected = compare(*(mini.score(SOURCES, texts, items=SOURCES, **options) for texts in (A, B))).to_dict()
     files = run("a.jsonl", "b.jsonl", "--json", a=rows(A), b=rows(B))
     both = [{"source": source, "one": one, "two": two} for source, one, two in zip(SOURCES, A, B, strict=True)]
     columns = run("both.jsonl", "--candidate-columns", "one", "two", "--json", both=both)

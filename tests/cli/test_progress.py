@@ -13,7 +13,7 @@ def test_a_line_has_rows_share_and_speed(tmp_path, capfd):
     run_lengths(source, tmp_path / "out.jsonl", quiet=False, progress_seconds=0.0)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 8  # at each evaluation and each table
-    assert all(re.fullmatch(r"\d rows done, \d+ % of the input, [\d,]+ tokens/s, 0 s", line) for line in lines)
+    assert all(re.fullmatch(r"\d rows done, \d+ % of the input read, [\d,]+ tokens/s, 0 s", line) for line in lines)
     assert [line.split()[0] for line in lines] == ["0", "1", "1", "2", "2", "3", "3", "4"]
     assert "100 % of the input" in lines[-1]
 

@@ -123,6 +123,23 @@ def test_size_tables_are_distributions():
                 np.testing.assert_allclose(table.levels.sum(axis=1), 1, atol=1e-9)
 
 
+@pytest.mark.parametrize("elbo", [False, True])
+@pytest.mark.parametrize(("field", "value"), [("ratios", "cosine"), ("masking", "spans")])
+def test_a_design_without_a_table_of_mask_sizes_is_refused(field, value, elbo):
+    design = MaskDesign(8, "stratified")
+    object.__setattr__(design, field, value)  # as a new name in options.py would get there
+    with pytest.raises(NotImplementedError, match=value):
+        size_table(design, 5, elbo=elbo, level_weights=None)
+
+
+@pytest.mark.parametrize(("field", "value"), [("ratios", "cosine"), ("masking", "spans")])
+def test_unknown_masks_are_not_drawn(field, value):
+    design = MaskDesign(8, "uniform")
+    object.__setattr__(design, field, value)
+    with pytest.raises(NotImplementedError, match=value):
+        draw(design, 1, 5)
+
+
 def test_picked_draws_represent_their_share():
     for design in (MaskDesign(8, replicates=1), MaskDesign(5, coupling="independent")):
         draws = draw(design, 8000, 3)

@@ -283,7 +283,16 @@ def save_causal_prefix_model(folder: Path) -> Path:
         "vocab_size": size,
         "mask_token_id": mask,
         "diffscore_fast": {
-            "patterns": {"prefix": {"prefix_mask": "causal", "separator_ids": newline}},
+            "patterns": {
+                "prefix": {"prefix_mask": "causal", "separator_ids": newline},
+                "block": {
+                    "prefix_mask": "causal",
+                    "separator_ids": newline,
+                    "block_sizes": [1, 2, 4, 64],
+                    "default_block_size": 4,
+                    "blocks_from_target": True,
+                },
+            },
             "default_pattern": "prefix",
             "start_token": "<s>",
             "mask_token": "<mask>",

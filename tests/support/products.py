@@ -32,14 +32,14 @@ def runs_brgemm(dtype: torch.dtype) -> pytest.MarkDecorator:
     return pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
-def in_tiles() -> bool:
-    """Whether the body's bfloat16 products are torch's, in tiles: by this run's choice, or the processor's."""
-    return import_module("diffscore_fast.ops.linear").brgemm_unavailable(torch.bfloat16) is None
+def in_blocks() -> bool:
+    """Whether this run multiplies bfloat16 in blocks: by its own choice, or the processor's."""
+    return import_module("diffscore_fast.ops.linear")._bfloat16_products() is not None
 
 
 def stands_in() -> bool:
     """Whether this run makes bfloat16 products in the slow ways that stand in for units of the processor."""
-    return in_tiles() and brgemm_unavailable(torch.bfloat16) is not None
+    return in_blocks() and brgemm_unavailable(torch.bfloat16) is not None
 
 
 def force_products(choice: str) -> None:
@@ -49,13 +49,13 @@ def force_products(choice: str) -> None:
     if choice == "other":
         choice = "on" if brgemm_unavailable(torch.bfloat16) is not None else "off"
     on = choice == "on"
-    body: Any = import_module("diffscore_fast.ops.linear")
-    body.brgemm_unavailable = lambda dtype: None if on else "the tests leave these products out"
     # Asked before any test: torch.compile does not trace the question.
     by = {
         kind: ("brgemm" if brgemm_unavailable(kind) is None else "plain") if on else "inner"
         for kind in (torch.float32, torch.bfloat16)
     }
+    body: Any = import_module("diffscore_fast.ops.linear")
+    body._bfloat16_products = lambda: by[torch.bfloat16] if on else None
     for operation in (ops.MASKED_LOGPROB, ops.MASKED_LOGPROB_STATISTICS, ops.PREFIX_ATTENTION):
         own = operation.implementations["cpu"]
         operation.implementations["cpu"] = replace(own, function=partial(_made, own.function, by))

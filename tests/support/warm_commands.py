@@ -57,7 +57,7 @@ def warm_commands() -> Iterator[Path]:
 def _serve(address: str) -> None:
     import diffscore_fast.bounds
     import diffscore_fast.scoring  # noqa: F401
-    from diffscore_fast.cli import bound, calibrate, compare, info, main, score  # noqa: F401
+    from diffscore_fast.cli import bound, calibrate, compare, info, main, shards  # noqa: F401
     from diffscore_fast.engine import session
 
     # Reading the weights is most of what a command does over a few rows.

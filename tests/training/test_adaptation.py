@@ -13,25 +13,27 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from diffscore_fast import DiffScorer
+from diffscore_fast.backbones.adapter import read_adapter
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError, InputError
 from diffscore_fast.training.__main__ import main
 from diffscore_fast.training.adaptation import (
+    HELD_OUT_PAIRS,
     LEFT_TO_RIGHT,
-    PAIRS,
     Adaptation,
     AdaptationSettings,
     read_checkpoint,
+    respelled,
 )
 from diffscore_fast.training.corpus import load_corpus, prepare_corpus
-from diffscore_fast.training.lora import AdaptedLlama, read_adapter, write_merged_folder
+from diffscore_fast.training.lora import AdaptedLlama, write_merged_folder
 from diffscore_fast.training.objective import masked_losses
 from diffscore_fast.training.patterns import lay_prefix, pack_layouts
 from diffscore_fast.training.run import rewind
 from tests.support.checkpoints import save_causal_prefix_model
 
 WORDS = ["cat", "mat", "died", "ship", "cruise", "people", "The", "two", "sat", "on", "in", "Rico", "Puerto"]
-MIXTURE = replace(PAIRS, prefix_lengths=(4, 40), window_lengths=(4, 24))
+MIXTURE = replace(HELD_OUT_PAIRS, prefix_lengths=(4, 40), window_lengths=(4, 24))
 SETTINGS = AdaptationSettings(
     steps=8,
     warmup_steps=3,
@@ -130,8 +132,8 @@ def test_an_adapter_of_another_model_is_refused(folder, tmp_path):
     with pytest.raises(CheckpointError, match="do not belong"):
         write_merged_folder(folder, {**adapter, "a.lora_A": torch.ones(1), "a.lora_B": torch.ones(1)}, tmp_path / "out")
     (tmp_path / "odd").write_bytes(b"{}")
-    for path in (tmp_path / "odd", tmp_path / "none"):
-        with pytest.raises(CheckpointError, match="not a readable adapter"):
+    for path, message in ((tmp_path / "odd", "not a readable safetensors"), (tmp_path / "none", "no such file")):
+        with pytest.raises(CheckpointError, match=message):
             read_adapter(path)
 
 
@@ -150,7 +152,7 @@ def test_parts_of_a_pair_are_texts_of_their_own(adaptation, corpus):
     run = adaptation("run")
     texts = []
     for seed in range(60):
-        example = run._respelled(run.sampler, np.random.default_rng(seed))
+        example = respelled(run.tokenizer, run.sampler, np.random.default_rng(seed))
         for part in (example.prefix, example.window):
             text = run.tokenizer.decode(part)
             assert text == text.strip()

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 
 from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
-from diffscore_fast.engine.windows import compose
-from diffscore_fast.training.patterns import Layout, lay_block, lay_full, lay_prefix
+from diffscore_fast.engine.windows import compose, split_at_blocks
+from diffscore_fast.training.patterns import (
+    Layout,
+    lay_block,
+    lay_full,
+    lay_left_to_right,
+    lay_prefix,
+    lay_prefix_blocks,
+)
 
 LAYERS = 3
 BERT = BackboneSpec(
@@ -39,7 +46,12 @@ BERT = BackboneSpec(
 CAUSAL_PREFIX = replace(
     BERT,
     logit_shift=1,
-    patterns={"prefix": PatternSpec(512, prefix_mask="causal", separator_ids=(7, 8))},
+    patterns={
+        "prefix": PatternSpec(512, prefix_mask="causal", separator_ids=(7, 8)),
+        "block": PatternSpec(
+            512, prefix_mask="causal", separator_ids=(7, 8), block_sizes=(1, 2, 3, 16), blocks_from_target=True
+        ),
+    },
 )
 Described = list[tuple[int, int]]  # a target, and a hash of all that its prediction depends on
 
@@ -68,7 +80,7 @@ def scored(
 ) -> Described:
     pattern = spec.pattern(attention.name, attention.block_size)
     prefixes, windows = compose(spec, attention, Sequences.build([context], np.zeros(1), [target]), plan)
-    block = attention.block_size or pattern.prefix_block
+    block = pattern.prefix_block(attention.block_size)
     found: Described = []
     for number, prefix in enumerate(windows.prefix):
         stretch = slice(prefixes.offsets[prefix], prefixes.offsets[prefix + 1]) if prefix >= 0 else slice(0)
@@ -142,6 +154,26 @@ def test_block(block_size, drawn):
     )
     expected = trained(lay_block(window, mask, block_size, BERT))
     assert scored(BERT, AttentionPattern("block", block_size), window[:0], window, plan) == expected
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 16])
+@given(prefix=tokens, drawn=masked_windows())
+def test_blocks_of_a_window_after_a_prefix(block_size, prefix, drawn):
+    window, (mask, *_) = drawn
+    attention = AttentionPattern("block", block_size)
+    sequences = Sequences.build([prefix], np.zeros(1), [window])
+    plan = split_at_blocks(CAUSAL_PREFIX, attention, sequences, whole(mask[None]))
+    expected = trained(lay_prefix_blocks(prefix, window, mask, block_size, CAUSAL_PREFIX))
+    assert scored(CAUSAL_PREFIX, attention, prefix, window, plan) == expected
+
+
+@given(prefix=tokens, window=tokens.filter(len))
+def test_blocks_of_one_token_are_read_left_to_right(prefix, window):
+    attention = AttentionPattern("block", 1)
+    sequences = Sequences.build([prefix], np.zeros(1), [window])
+    plan = split_at_blocks(CAUSAL_PREFIX, attention, sequences, whole(np.ones((1, len(window)), dtype=bool)))
+    expected = trained(lay_left_to_right(prefix, window, CAUSAL_PREFIX))
+    assert scored(CAUSAL_PREFIX, attention, prefix, window, plan) == expected
 
 
 def test_the_description_tells_layouts_apart():
