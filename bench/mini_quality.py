@@ -1,7 +1,7 @@
 """Quality of the models `mini` and `small`: held-out losses, perplexities, agreement with human judgements, two checks.
 
 `python -m bench.mini_quality` prints everything with 95% bootstrap intervals and appends it, with the model's checksum,
-to bench/results/mini_quality.jsonl. The options set which model and which sections run, and how many rows are read.
+to bench/results/MODEL_quality.jsonl. The options set which model and which sections run, and how many rows are read.
 """
 
 from __future__ import annotations
@@ -122,8 +122,9 @@ class Report:
         print(f"{section:<12} {name:<44} {value:>9.4f}  [{low:.4f}, {high:.4f}]  {details}", flush=True)
 
     def finish(self, seconds: float) -> None:
-        append_record(RESULTS / "mini_quality.jsonl", **self.about, seconds=round(seconds), results=self.rows)
-        print(f"{seconds:.0f} s; appended to {RESULTS / 'mini_quality.jsonl'}", file=sys.stderr)
+        path = RESULTS / f"{Path(self.about['model']).name}_quality.jsonl"
+        append_record(path, **self.about, seconds=round(seconds), results=self.rows)
+        print(f"{seconds:.0f} s; appended to {path}", file=sys.stderr)
 
 
 def held_out_articles(path: Path) -> list[list[str]]:

@@ -24,7 +24,7 @@ from diffscore_fast.scoring.mask_design import MaskDesign
 CALLS = {
     DiffScorer.score: (
         ("score", "compare"),
-        {"references": "references_column"},
+        {"references": "references_column", "items": "item_column"},
         {"sources", "candidates", "length_normalised", "token_scores", "progress"},
     ),
     LikelihoodBounds.estimate: (
@@ -43,8 +43,9 @@ CALLS = {
 CONFIGS = {
     MaskDesign: (DiffScorer.score, {"ratios": "mask_ratios"}, set()),
     ReconstructionConfig: (DiffScorer.score, {}, {"design"}),
-    # The model decides the default of `attention`, and the references whether there is an `aggregate`.
-    ScoreConfig: (DiffScorer.score, {}, {"reconstruction", "template", "attention", "aggregate"}),
+    # The model decides the default of `attention`, the references whether there is an `aggregate`, and the items whether
+    # masks are shared.
+    ScoreConfig: (DiffScorer.score, {}, {"reconstruction", "template", "attention", "aggregate", "masks_by_item"}),
     BoundsConfig: (LikelihoodBounds.estimate, {}, {"exact", "forced", "generation"}),
 }
 PAIRS = [(call, command) for call, (commands, _, _) in CALLS.items() for command in commands]
