@@ -43,8 +43,8 @@ CALLS = {
 CONFIGS = {
     MaskDesign: (DiffScorer.score, {"ratios": "mask_ratios"}, set()),
     ReconstructionConfig: (DiffScorer.score, {}, {"design"}),
-    # The model decides the default of `attention`, the references whether there is an `aggregate`, and the items whether
-    # masks are shared.
+    # The model decides the default of `attention`, the references whether there is an `aggregate`, and the items
+    # whether masks are shared.
     ScoreConfig: (DiffScorer.score, {}, {"reconstruction", "template", "attention", "aggregate", "masks_by_item"}),
     BoundsConfig: (LikelihoodBounds.estimate, {}, {"exact", "forced", "generation"}),
 }
