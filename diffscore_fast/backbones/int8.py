@@ -1,4 +1,4 @@
-"""A loaded network whose products run in int8: its layers' weights as 8-bit rows, and its vocabulary for the normaliser."""
+"""A loaded network whose products run in int8: its layers' weights as 8-bit rows, and those of its normaliser."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def to_int8(network: Network) -> None:
             if isinstance(child, nn.Linear) and child.weight is not network.vocabulary_weight:
                 setattr(owner, name, Int8Linear(child))
     if network.spec.soft_cap is None and network.spec.logit_scale > 0:
-        network.vocabulary_codes = eight_bit_rows(network.vocabulary_weight[: network.spec.vocab_size])
+        vocabulary: Tensor = network.vocabulary_weight  # type: ignore[assignment]
+        network.vocabulary_codes = eight_bit_rows(vocabulary[: network.spec.vocab_size])
 
 
 def eight_bit_rows(weight: Tensor) -> Int8Weight:
-    """A float matrix [R, C] as int8 rows. Rows that were read from int8 rows get exactly those codes and scales again."""
+    """A float matrix [R, C] as int8 rows; one read from int8 rows gets exactly those codes and scales again."""
     with torch.no_grad():
         codes, scale = quantise_rows(weight)
         # The stored scale, times 127 and divided by it, may round to a neighbour of itself.

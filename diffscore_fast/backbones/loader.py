@@ -66,8 +66,8 @@ def load_model(
         Where the weights go.
     dtype : torch.dtype, optional
         Of weights and hidden states. If not given, float32 on a CPU and the checkpoint's own dtype on a GPU (see
-        `default_dtype`). On one processor with AVX-512 BF16, bfloat16 was 1.9 times as fast as float32; it moved
-        scores by 0.002 nats per token on SummEval and 0.004 on SFRES (root mean square; rank correlation 0.9999).
+        `default_dtype`). On one processor with AVX-512 BF16, bfloat16 was 3.3 times as fast as float32; it moved
+        scores by 0.002 nats per token on SummEval and 0.005 on SFRES (root mean square; rank correlation 0.9996).
         torch.int8 is for this package's own networks on a CPU with AVX-512 VNNI: products of the layers and of the
         normaliser in int8, everything else in float32.
 

@@ -66,11 +66,12 @@ class Network(nn.Module):
         self, x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, residual_norm: ResidualNorm | None = None
     ) -> Tensor:
         """Two layers with an activation between them."""
-        layers = [Int8Layer(layer.weight, layer.bias) for layer in (up, down) if isinstance(layer.weight, Int8Weight)]
-        if layers:
+        weights: tuple[Any, Any] = up.weight, down.weight  # `Int8Linear` stands in a layer's place in int8
+        if isinstance(weights[0], Int8Weight):
             return int8_feed_forward(
                 x,
-                *layers,
+                Int8Layer(weights[0], up.bias),
+                Int8Layer(weights[1], down.bias),
                 activation=activation,
                 residual_norm=residual_norm,
                 implementation=self._implementation,

@@ -11,7 +11,7 @@ from diffscore_fast.engine.memory import parse_size
 
 # Measured with `mini` on one processor with AVX-512 BF16, on SummEval and SFRES: root mean square over rows.
 FASTER_TYPE = (
-    "about 1.9 times as fast on this processor; moves scores by 0.002 to 0.004 nats per token (root mean square)"
+    "about 3 times as fast where it was measured; moves scores by 0.002 to 0.005 nats per token (root mean square)"
 )
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from diffscore_fast.ops.extension import cpu_unavailable
 from diffscore_fast.ops.linear import ResidualNorm
-from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
+from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
 MAX_DEPTH = 1 << 17  # numbers in a row: 128 * 127 * depth stays below 2^31
 MIN_LARGEST = 2.0**-100  # below it, 127 / max|x| would be infinite
@@ -24,7 +24,7 @@ ROWS_CHUNK = 256  # bounds the reference's numbers in float64
 
 
 class Packed(NamedTuple):
-    """A weight as the C++ loops read it: panels of 64 rows, [panels, ceil(K / 4), 64, 4], and the codes' sums by row."""
+    """A weight as the C++ loops read it: panels of 64 rows [panels, ceil(K / 4), 64, 4], and the codes' sums by row."""
 
     codes: Tensor
     sums: Tensor
@@ -133,6 +133,7 @@ def int8_linear(
     ImplementationError
         If the named implementation cannot run here.
     """
+    _check_layers("int8_linear", x, {"weight": Int8Layer(weight, bias)}, residual_norm)
     chosen = INT8_LINEAR.resolve(x.device, implementation)
     return INT8_LINEAR.run(chosen, x, Int8Layer(weight, bias), activation, residual_norm)
 
@@ -146,10 +147,11 @@ def int8_feed_forward(
     residual_norm: ResidualNorm | None = None,
     implementation: str = AUTO,
 ) -> Tensor:
-    """Two layers, int8_linear(int8_linear(x, up, activation), down, residual_norm), bit for bit.
+    """Two layers: y = int8_linear(int8_linear(x, up, activation), down, residual_norm), bit for bit.
 
     `cpu` keeps what lies between them in cache.
     """
+    _check_layers("int8_feed_forward", x, {"up": up, "down": down}, residual_norm)
     chosen = INT8_FEED_FORWARD.resolve(x.device, implementation)
     return INT8_FEED_FORWARD.run(chosen, x, up, down, activation, residual_norm)
 
@@ -186,6 +188,9 @@ def int8_logprob(
     ValueError
         With a soft cap, or a logit scale of 0 or less: such a projection is multiplied in float32.
     """
+    check_one_device(
+        "int8_logprob", hidden=hidden, codes=codes.codes, scale=codes.scale, weight=weight, bias=bias, targets=targets
+    )
     if soft_cap is not None or not logit_scale > 0:
         raise ValueError("int8_logprob: takes no soft cap, and only a logit scale above 0; use masked_logprob")
     size = len(codes) if vocab_size is None else vocab_size
@@ -193,6 +198,16 @@ def int8_logprob(
     chosen = INT8_LOGPROB.resolve(hidden.device, implementation)
     offset = None if bias is None else bias[:size]
     return INT8_LOGPROB.run(chosen, hidden, codes[:size], weight[:size], offset, targets, excluded, logit_scale)
+
+
+def _check_layers(operation: str, x: Tensor, layers: dict[str, Int8Layer], residual_norm: ResidualNorm | None) -> None:
+    """Refuse tensors on more than one device."""
+    tensors: dict[str, Tensor | None] = {"x": x}
+    for name, (weight, bias) in layers.items():
+        tensors |= {f"{name}.codes": weight.codes, f"{name}.scale": weight.scale, f"bias of {name}": bias}
+    if residual_norm is not None:
+        tensors |= {"residual": residual_norm.residual, "gain": residual_norm.gain, "offset": residual_norm.offset}
+    check_one_device(operation, **tensors)
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,9 +241,7 @@ def _reference(x: Tensor, layer: Int8Layer, activation: str, residual_norm: Resi
     return y
 
 
-def _cpu(
-    x: Tensor, layer: Int8Layer, activation: str, residual_norm: ResidualNorm | None, loops: str = AUTO
-) -> Tensor:
+def _cpu(x: Tensor, layer: Int8Layer, activation: str, residual_norm: ResidualNorm | None, loops: str = AUTO) -> Tensor:
     residual, gain, offset, epsilon = residual_norm or (None, None, None, 0.0)
     first = _tensors(layer, activation)
     return torch.ops.diffscore_fast.int8_linear(x, *first, activation, residual, gain, offset, epsilon, loops)

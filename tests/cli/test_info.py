@@ -31,7 +31,7 @@ def test_info_about_no_model_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("units", "says"), [(True, "about 1.9 times as fast on this processor"), (False, "no units for it")]
+    ("units", "says"), [(True, "about 3 times as fast where it was measured"), (False, "no units for it")]
 )
 def test_info_names_the_default_dtype_and_the_speed_of_bfloat16(monkeypatch, units, says):
     monkeypatch.setattr("diffscore_fast.cli.info.multiplies_bfloat16", lambda: units)

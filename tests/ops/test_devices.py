@@ -30,12 +30,38 @@ def linear(given: list[Tensor], implementation: str) -> Tensor:
     return ops.linear(*given[:3], residual_norm=norm, implementation=implementation)
 
 
+def int8_feed_forward(given: list[Tensor], implementation: str) -> Tensor:
+    x, *layers = given
+    up, down = (ops.Int8Layer(ops.Int8Weight(*layers[at : at + 2]), layers[at + 2]) for at in (0, 3))
+    return ops.int8_feed_forward(x, up, down, activation="gelu", implementation=implementation)
+
+
+INT8 = (torch.zeros(8, 32, dtype=torch.int8), torch.ones(8))
 LOGPROB = (torch.zeros(3, 32), torch.zeros(8, 32, dtype=torch.int8), torch.zeros(8), TARGETS, TARGETS, torch.ones(8))
 CALLS = {  # by operation: its tensors, the call
     "masked_logprob": (LOGPROB, lambda given, name: logprob(ops.masked_logprob, given, name)),
     "masked_logprob_statistics": (LOGPROB, lambda given, name: logprob(ops.masked_logprob_statistics, given, name)),
     "prefix_attention": (ATTENTION, lambda given, name: ops.prefix_attention(*given, LAYOUT, implementation=name)),
     "linear": ((torch.zeros(3, 32), torch.zeros(8, 32), torch.zeros(8), *NORM), linear),
+    "int8_linear": (
+        (torch.zeros(3, 32), *INT8, torch.zeros(8)),
+        lambda given, name: ops.int8_linear(given[0], ops.Int8Weight(*given[1:3]), given[3], implementation=name),
+    ),
+    "int8_feed_forward": (
+        (
+            torch.zeros(3, 32),
+            *INT8,
+            torch.zeros(8),
+            torch.zeros(32, 8, dtype=torch.int8),
+            torch.ones(32),
+            torch.zeros(32),
+        ),
+        int8_feed_forward,
+    ),
+    "int8_logprob": (
+        (torch.zeros(3, 32), *INT8, torch.zeros(8, 32), torch.zeros(8), TARGETS),
+        lambda given, name: ops.int8_logprob(given[0], ops.Int8Weight(*given[1:3]), *given[3:], implementation=name),
+    ),
     "log_mean_exp": (
         (torch.zeros(4), torch.tensor([0, 4])),
         lambda given, name: ops.log_mean_exp(*given, implementation=name),

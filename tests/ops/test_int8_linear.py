@@ -193,8 +193,10 @@ def test_log_probs_take_the_targets_logit_from_float32(loops, logit_scale):
     targets = torch.arange(150) * 29
     excluded = (7, int(targets[3]))
     arguments = (hidden, codes, weight, bias, targets, excluded, logit_scale)
-    got = INT8_LOGPROB.implementations["reference"].function(*arguments) if loops == "reference" else run(
-        loops, INT8_LOGPROB, *arguments
+    got = (
+        INT8_LOGPROB.implementations["reference"].function(*arguments)
+        if loops == "reference"
+        else run(loops, INT8_LOGPROB, *arguments)
     )
     logits = torch.from_numpy(whole_number_products(hidden, codes, bias)).double()
     gold = ((hidden.double() * weight[targets].double()).sum(dim=1) + bias[targets]).double()
