@@ -31,7 +31,7 @@ def summary(tmp_path, tiny, command, *options):
 def test_one_line_where_there_are_units_for_bfloat16_and_float32_was_used(tmp_path, tiny, monkeypatch, command):
     monkeypatch.setattr("diffscore_fast.cli.model.multiplies_bfloat16", lambda: True)
     told = [line for line in summary(tmp_path, tiny, command).splitlines() if LINE in line]
-    assert len(told) == 1 and "0.002 to 0.004 nats per token" in told[0]
+    assert len(told) == 1 and "0.002 to 0.005 nats per token" in told[0]
     assert LINE not in summary(tmp_path, tiny, command, "--quiet")
     assert LINE not in summary(tmp_path, tiny, command, "--dtype", "bfloat16")
     monkeypatch.setattr("diffscore_fast.cli.model.multiplies_bfloat16", lambda: False)
