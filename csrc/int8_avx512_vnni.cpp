@@ -52,6 +52,55 @@ void product_rows(const uint8_t* x, int64_t stride, const int8_t* w, int64_t qua
   }
 }
 
+// The shift of listed quads is not in a sum that was made before: it is summed here, as a row of its own.
+template <int kRows>
+void add_high_rows(const uint8_t* high, int64_t stride, const int8_t* w, const int32_t* quads, int64_t count,
+                   int32_t* sums) {
+  constexpr int kVectors = kPanel / 16;
+  __m512i total[kRows][kVectors], shifts[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    shifts[v] = _mm512_setzero_si512();
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) total[r][v] = _mm512_setzero_si512();
+  }
+  const __m512i shift = _mm512_set1_epi8(static_cast<char>(kShift));
+  for (int64_t i = 0; i < count; ++i) {
+    const int8_t* own = w + quads[i] * kPanel * kQuad;
+    __m512i four[kRows];
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r) {
+      int32_t word;
+      __builtin_memcpy(&word, high + r * stride + quads[i] * kQuad, sizeof word);
+      four[r] = _mm512_set1_epi32(word);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512i weight = _mm512_loadu_si512(own + v * 16 * kQuad);
+      shifts[v] = _mm512_dpbusd_epi32(shifts[v], shift, weight);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) total[r][v] = _mm512_dpbusd_epi32(total[r][v], four[r], weight);
+    }
+  }
+  const __m512i factor = _mm512_set1_epi32(kHigh);
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      int32_t* to = sums + r * kPanel + v * 16;
+      const __m512i part = _mm512_mullo_epi32(_mm512_sub_epi32(total[r][v], shifts[v]), factor);
+      _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), part));
+    }
+  }
+}
+
+void add_high(const uint8_t* high, int64_t stride, int64_t rows, const int8_t* w, const int32_t* quads, int64_t count,
+              int32_t* sums) {
+  int64_t r = 0;
+  for (; r + 3 <= rows; r += 3) add_high_rows<3>(high + r * stride, stride, w, quads, count, sums + r * kPanel);
+  for (; r < rows; ++r) add_high_rows<1>(high + r * stride, stride, w, quads, count, sums + r * kPanel);
+}
+
 }  // namespace
 }  // namespace diffscore
 

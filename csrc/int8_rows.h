@@ -43,16 +43,43 @@ inline void check_packed(const char* operation, int64_t depth, const at::Tensor&
               operation, ": the weight's sums must be [", panels * kPanel, "] int32");
 }
 
-// Up to `block` rows of float32 as codes.
+// Up to `block` rows of float32 as codes, with the high parts of large numbers.
 class QuantisedRows {
  public:
   QuantisedRows(int64_t block, int64_t depth)
-      : depth_(depth), quads_((depth + kQuad - 1) / kQuad), codes_(block * quads_), scale_(block) {}
+      : depth_(depth), quads_((depth + kQuad - 1) / kQuad), codes_(block * quads_), high_(block * quads_), scale_(block) {
+    listed_.reserve(quads_ * ((block + kGroup8 - 1) / kGroup8));
+  }
 
   void read(const Int8Kernels& inner, const float* rows, int64_t row_stride, int64_t count) {
     count_ = count;
     for (int64_t r = 0; r < count; ++r)
-      scale_.get()[r] = inner.quantise(rows + r * row_stride, depth_, stride(), codes_at(r));
+      scale_.get()[r] = inner.quantise(rows + r * row_stride, depth_, stride(), codes_at(r), high_at(r));
+    listed_.clear();
+    ends_.assign(1, 0);
+    const auto none = static_cast<uint32_t>(inner.shift) * 0x01010101u;
+    std::vector<uint32_t> found(quads_);
+    for (int64_t first = 0; first < count; first += kGroup8) {
+      std::fill(found.begin(), found.end(), 0u);
+      for (int64_t r = first; r < std::min(first + kGroup8, count); ++r) {
+        const auto* words = reinterpret_cast<const uint32_t*>(high_at(r));
+        for (int64_t q = 0; q < quads_; ++q) found[q] |= words[q] ^ none;
+      }
+      for (int64_t q = 0; q < quads_; ++q) {
+        if (found[q]) listed_.push_back(static_cast<int32_t>(q));
+      }
+      ends_.push_back(static_cast<int64_t>(listed_.size()));
+    }
+  }
+
+  // sums [count, kPanel] += the products of the high parts with a panel.
+  void add_high(const Int8Kernels& inner, const int8_t* panel, int32_t* sums) const {
+    for (int64_t first = 0, group = 0; first < count_; first += kGroup8, ++group) {
+      const int64_t begin = ends_[group], quads = ends_[group + 1] - begin;
+      if (quads > 0)
+        inner.add_high(high_at(first), stride(), std::min(kGroup8, count_ - first), panel, listed_.data() + begin, quads,
+                       sums + first * kPanel);
+    }
   }
 
   int64_t count() const { return count_; }
@@ -62,8 +89,12 @@ class QuantisedRows {
   const float* scale() const { return scale_.get(); }
 
  private:
+  uint8_t* high_at(int64_t row) const { return reinterpret_cast<uint8_t*>(high_.get()) + row * stride(); }
+
   int64_t depth_, quads_, count_ = 0;
-  Scratch codes_, scale_;
+  Scratch codes_, high_, scale_;
+  std::vector<int32_t> listed_;  // quads with a high part, group after group
+  std::vector<int64_t> ends_;    // where each group's quads begin and end
 };
 
 // A packed weight of one or two groups of rows, with its scale and bias by padded row.
@@ -96,6 +127,7 @@ class Int8Weight {
       inner_.product(rows.codes_at(0) + q * kQuad, rows.stride(), rows.count(), own + q * kPanel * kQuad,
                      std::min(kDepthBlock8 / kQuad, quads_ - q), q == 0 ? start_.data() + panel * kPanel : nullptr, sums);
     }
+    rows.add_high(inner_, own, sums);
     inner_.dequantise(sums, rows.count(), rows.scale(), scale_.data() + panel * kPanel, bias_.data() + panel * kPanel,
                       tile);
   }

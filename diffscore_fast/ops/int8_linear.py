@@ -1,8 +1,11 @@
 """Products of float32 rows with int8 weights, and the log-softmax over an int8 vocabulary: exact sums, float32 around.
 
-A number of a row x is read as its code round(127 x / max|x|) times the row's step max|x| / 127 (ties to even). Weights
-are codes times one scale per row. Sums of products of codes are exact int32 numbers, so that every implementation gets
-the same ones. A row whose numbers are all below 2^-100 counts as zeros; a row with a NaN or an infinity gives NaN.
+A number of a row x is read as a whole number, round(127 x / r), times the row's step r / 127 (ties to even). The reach
+r is the smaller of max|x| and three root mean squares of x: rows of a transformer have a few numbers that are far
+larger than the others, and a step that follows from the largest would be too coarse for the rest. Numbers beyond the
+reach have whole numbers beyond 127, whose high parts are multiplied apart, only where there are some. Weights are
+codes times one scale per row. Sums of products of codes are exact int32 numbers, so that every implementation gets the
+same ones. A row whose numbers are all below 2^-100 counts as zeros; a row with a NaN or an infinity gives NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from diffscore_fast.ops.linear import ResidualNorm
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 
 MAX_DEPTH = 1 << 17  # numbers in a row: 128 * 127 * depth stays below 2^31
+REACH, FINE = 3.0, 16384.0  # of `quantised`
 MIN_LARGEST = 2.0**-100  # below it, 127 / max|x| would be infinite
 VNNI_LOOPS = "avx512_vnni"
 ROWS_CHUNK = 256  # bounds the reference's numbers in float64
@@ -211,13 +215,19 @@ def _check_layers(operation: str, x: Tensor, layers: dict[str, Int8Layer], resid
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes float32 [N, K] of whole numbers from -127 to 127, and the steps [N]; see the top of this file."""
+    """Whole numbers float32 [N, K], and the steps [N] that they count; see the top of this file."""
     largest = x.abs().amax(dim=1)
     finite = x.isfinite().all(dim=1)
     readable = finite & (largest >= MIN_LARGEST)
-    factor = torch.where(readable, 127.0 / largest, 0.0)
-    codes = torch.where(readable[:, None], torch.round(x * factor[:, None]), 0.0)
-    step = torch.where(readable, largest / 127.0, 0.0)
+    x = torch.where(readable[:, None], x, 0.0)
+    largest = torch.where(readable, largest, 1.0)
+    # As multiples of max|x| / 2^14, so that the sum of squares is exact.
+    squares = torch.round(x * (FINE / largest)[:, None]).long().square().sum(dim=1)
+    share = (squares.double() / x.shape[1]).sqrt() * (REACH / FINE)
+    reach = torch.where(share < 1.0, largest * share.float(), largest)
+    reach = torch.where(readable, reach, 1.0)
+    codes = torch.round(x * (127.0 / reach)[:, None])
+    step = torch.where(readable, reach / 127.0, 0.0)
     return codes, torch.where(finite, step, torch.nan)
 
 
