@@ -120,11 +120,13 @@ def test_threads_are_shared_out_unless_the_environment_says(tmp_path, monkeypatc
 
 
 PARENT = """
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 from diffscore_fast.distributed.pool import WorkerPool
 from tests.support.squares import Squares
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 with WorkerPool(Squares(Path(sys.argv[1])), 2) as pool:
     list(pool.map([("sleep", 300)] * 2))
 """
