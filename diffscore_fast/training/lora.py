@@ -22,6 +22,7 @@ from diffscore_fast.backbones.network import Network
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.backbones.weights import file_sha256, load_weights, save_weights
 from diffscore_fast.errors import CheckpointError
+from diffscore_fast.ops import ResidualNorm
 
 ADAPTED = ("qkv", "out", "gate_up", "down")
 
@@ -115,6 +116,12 @@ class AdaptedLlama(LlamaBackbone):
     def embed(self, tokens: Tensor, positions: Tensor, types: Tensor) -> Tensor:
         masked = (tokens == self.spec.mask_id)[:, None]
         return torch.where(masked, self.mask_embedding.to(self.dtype), self.token_embedding(tokens))
+
+    def _feed_forward(
+        self, x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, residual_norm: ResidualNorm | None = None
+    ) -> Tensor:
+        assert residual_norm is None, "Llama's layers norm their inputs"
+        return self._product(down, self._product(up, x, activation=activation))
 
     def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
         start, stop, _ = rows.indices(layer.out_features)

@@ -387,7 +387,7 @@ def test_models_refuse_options_of_another_type():
     with pytest.raises(InputError, match="token_budget must be at least 1, not 0"):
         DiffScorer("mini", token_budget=0)
     with pytest.raises(InputError, match="dtype must be a torch.dtype"):
-        DiffScorer("mini", dtype="float32")
+        DiffScorer("mini", dtype="float33")
 
 
 def test_a_direction_of_weight_zero_does_not_change_the_other(mini):
