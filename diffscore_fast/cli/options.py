@@ -108,7 +108,7 @@ model_options = group(
         "--dtype",
         "dtype of weights and hidden states. Default: float32 on a CPU; on a GPU the checkpoint's own. bfloat16 is "
         "about 3 times as fast on a CPU with units for it, and moves scores by 0.002 to 0.005 nats per token (root "
-        "mean square). int8 is for CPUs with AVX-512 VNNI, for scores, and less exact.",
+        "mean square). int8 is for scores on CPUs with AVX-512 VNNI.",
         type=click.Choice(DTYPES),
     ),
     _option(
