@@ -64,7 +64,7 @@ def print_info(model: str | None = None) -> None:
             table.add_row("--dtype bfloat16 on cpu", units)
             without = ops.int8_unavailable(device)
             table.add_row(
-                "--dtype int8 on cpu", without or "for scores; 3.7 times as fast as float32 where it was measured"
+                "--dtype int8 on cpu", without or "for scores; 3 to 4 times as fast as float32 where it was measured"
             )
             reason = brgemm_unavailable(torch.bfloat16)
             made = "by brgemm" if reason is None else f"in float32: {reason}"
