@@ -16,7 +16,7 @@ from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.signature import Signature
 
 # Rows of one execution of Ray Data, which starts its actors anew: few enough for memory, many beside a model's loading.
-MAX_ROWS_AT_ONCE = 100_000
+ROWS_CHUNK = 100_000
 
 
 class RayScorer:
@@ -164,12 +164,12 @@ def _probe(work: ScoreWork) -> tuple[Any, Any]:
 
 
 def _rows_at_once(chunks: Iterator[Chunk]) -> list[Chunk]:
-    """The next chunks, up to `MAX_ROWS_AT_ONCE` rows."""
+    """The next chunks, up to `ROWS_CHUNK` rows."""
     window: list[Chunk] = []
     count = 0
     for chunk in chunks:
         window.append(chunk)
         count += len(chunk.rows)
-        if count >= MAX_ROWS_AT_ONCE:
+        if count >= ROWS_CHUNK:
             break
     return window
