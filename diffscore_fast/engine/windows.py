@@ -184,8 +184,11 @@ def compose(
         prefixes = Prefixes(np.zeros(0, np.int32), np.zeros(1, np.int64), [], none, none)
         prefix = np.full(len(spans), -1, dtype=np.int64)
     else:
-        # The context's rows do not see the target's where the prefix is causal.
-        shared = base if attention.name == "block" and pattern.prefix_mask == "causal" else np.zeros_like(base)
+        # The context's rows do not see the target's where the prefix is causal. With a shift the last of them stands in
+        # the window of a target's first block, and is a row of the prefix only where later blocks are read.
+        shared = np.zeros_like(base)
+        if attention.name == "block" and pattern.prefix_mask == "causal":
+            shared = np.maximum(base - spec.logit_shift, 0)
         prefixes, prefix = _prefixes(attention, pattern, sequences, plan.sequence, first, lines, line_offsets, shared)
     windows = Windows(
         tokens=tokens,
@@ -271,6 +274,6 @@ def _prefixes(
         slot[index] = kept[key]
     tokens, offsets = concatenate(pieces)
     spans = np.array(kept_from, dtype=np.int64)
-    context_lengths = np.minimum(shared[spans], np.diff(offsets))
-    prefixes = Prefixes(tokens, offsets, list(kept), sequences.context_of[sequence[spans]], context_lengths)
+    assert (shared[spans] <= np.diff(offsets)).all(), "a prefix holds all that its context shares"
+    prefixes = Prefixes(tokens, offsets, list(kept), sequences.context_of[sequence[spans]], shared[spans])
     return prefixes, np.where(first > 0, slot[owner_of], -1)

@@ -87,9 +87,22 @@ def test_a_source_is_read_once_for_its_candidates(folder, scorer, monkeypatch, c
         separator = len(scorer.spec.pattern("block", 2).separator_ids)
         # The last token of a context, and of a target's clean blocks, is read in the window that follows it.
         longest = [len(source) + 1 + separator + (len(target) - 1) // 2 * 2 - 1 for target in targets]
-        assert sum(read) == sum(longest) - (len(source) + 1 + separator)
+        assert sum(read) == sum(longest) - (len(source) + separator)
     together = fresh.score(sources, candidates, block_size=2)
     np.testing.assert_array_equal(first.scores, alone[:2])
+    np.testing.assert_array_equal(together.scores, alone)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2, 1, 0]])
+def test_candidates_of_one_block_share_their_source_with_longer_ones(folder, scorer, order):
+    candidates = [["A", "A cat sat on a mat.", "cat"][index] for index in order]
+    lengths = [len(ids) for ids in scorer.tokenize(candidates)]
+    assert min(lengths) <= 4 < max(lengths)  # one of them lies in one block
+    alone = [
+        DiffScorer(folder, dtype=torch.float32).score(SOURCES[:1], [text], block_size=4).scores[0]
+        for text in candidates
+    ]
+    together = DiffScorer(folder, dtype=torch.float32).score(SOURCES[:1] * 3, candidates, block_size=4)
     np.testing.assert_array_equal(together.scores, alone)
 
 
