@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from diffscore_fast.backbones.adapter import merged_weights, read_adapter
 from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.gguf_llama import write_base_folder
@@ -19,6 +21,7 @@ from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
 from diffscore_fast.backbones.small import ADAPTER_FOLDER, SMALL, WHEEL, WHEEL_SHA256, small_folder
 from diffscore_fast.backbones.weights import file_sha256, load_weights, save_weights
 from diffscore_fast.errors import CheckpointError, InputError
+from diffscore_fast.process import is_forked
 
 
 def get_small(wheel: Path | None = None) -> tuple[Path, bool]:
@@ -78,6 +81,8 @@ def build_small(wheel: Path, adapter_folder: Path, out: Path) -> None:
     CheckpointError
         If a file cannot be read, they do not fit together, or other weights come out.
     """
+    if is_forked():  # weights are merged by OpenMP's threads, which the fork lacks
+        torch.set_num_threads(1)
     settings = json.loads((adapter_folder / "settings.json").read_text(encoding="utf-8"))
     expected = settings.get("weights_sha256")
     with tempfile.TemporaryDirectory() as scratch:
