@@ -67,20 +67,7 @@ void product_rows(const uint8_t* x, int64_t stride, const int8_t* w, int64_t qua
   }
 }
 
-void add_high(const uint8_t* high, int64_t stride, int64_t rows, const int8_t* w, const int32_t* quads, int64_t count,
-              int32_t* sums) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t i = 0; i < count; ++i) {
-      const auto* four = reinterpret_cast<const int8_t*>(high + r * stride + quads[i] * kQuad);
-      const int8_t* own = w + quads[i] * kPanel * kQuad;
-      for (int64_t c = 0; c < kPanel; ++c) {
-        int32_t sum = 0;
-        for (int64_t k = 0; k < kQuad; ++k) sum += int32_t{four[k]} * own[c * kQuad + k];
-        sums[r * kPanel + c] += kHigh * sum;
-      }
-    }
-  }
-}
+#include "int8_add_high.inc"
 
 }  // namespace
 }  // namespace diffscore
