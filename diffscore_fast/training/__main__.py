@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -21,7 +22,7 @@ from diffscore_fast.backbones.config import read_config
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.tokenizer import read_tokenizer
-from diffscore_fast.errors import CheckpointError
+from diffscore_fast.errors import CheckpointError, DiffScoreError
 from diffscore_fast.text.tokenizer import TextTokenizer
 
 HELD_OUT = 0.005  # share of the articles, the last ones of the corpus, that training never reads
@@ -31,7 +32,18 @@ text_option = click.option("--text", type=A_PATH, required=True, help=TEXT_HELP)
 run_option = click.option("--run", type=A_PATH, required=True, help="The run's folder.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Commands(click.Group):
+    """Errors that this package raises on purpose become a message of one line, and exit code 2."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except DiffScoreError as error:
+            click.echo(f"diffscore_fast.training: {error}", err=True)
+            context.exit(2)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main() -> None:
     """Train masked-diffusion language models."""
 

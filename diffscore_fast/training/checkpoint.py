@@ -22,6 +22,7 @@ from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import state_in_bert_layout
 from diffscore_fast.backbones.config import PACKAGE_SECTION
 from diffscore_fast.backbones.weights import file_sha256, save_weights
+from diffscore_fast.errors import CheckpointError
 from diffscore_fast.training.optimiser import WeightAverage
 
 
@@ -89,7 +90,12 @@ def restore_checkpoint(
 def load_parameters(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
     """Copy weights into the model's parameters, strictly by name."""
     parameters = dict(model.named_parameters())
-    assert parameters.keys() == weights.keys(), sorted(parameters.keys() ^ weights.keys())[:4]
+    if parameters.keys() != weights.keys():
+        differing = ", ".join(sorted(parameters.keys() ^ weights.keys())[:4])
+        raise CheckpointError(
+            f"the checkpoint's weights have other names than this version's model ({differing}, ...); go on with the "
+            "version that wrote it, or start a new run from its model folder (checkpoint/model)"
+        )
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)

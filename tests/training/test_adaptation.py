@@ -308,3 +308,11 @@ def test_the_commands_make_a_model_that_scores(folder, text, tmp_path):
             standalone_mode=False,
             catch_exceptions=False,
         )
+
+
+def test_a_command_says_in_one_line_what_it_cannot_use(tmp_path):
+    result = CliRunner().invoke(
+        main, ["adapt", *(f"--{name}={tmp_path}" for name in ("model", "corpus", "run")), "--steps=3"]
+    )
+    assert result.exit_code == 2
+    assert "no prepared corpus" in result.stderr and len(result.stderr.splitlines()) == 1

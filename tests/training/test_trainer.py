@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.backbones.weights import load_weights, quantise_rows
@@ -55,6 +56,16 @@ def test_a_run_goes_on_from_weights_alone_and_warms_up_again(trainer, tmp_path):
     resumed.step()
     rate = {group["name"]: group["lr"] for group in resumed.optimiser.param_groups}
     assert rate["body"] == pytest.approx(1e-3 / 3)  # the first of three warm-up steps
+
+
+def test_a_checkpoint_with_other_names_is_refused(trainer, tmp_path):
+    trainer("run").run(steps=1)
+    raw = tmp_path / "run" / "checkpoint" / "raw.safetensors"
+    weights = load_file(raw)
+    weights["layers.0.old_name"] = weights.pop(sorted(weights)[0])
+    save_file(weights, raw)
+    with pytest.raises(CheckpointError, match="old_name.*start a new run"):
+        trainer("run")
 
 
 def test_changed_settings_are_recorded_with_the_step_they_apply_from(trainer, tmp_path):
