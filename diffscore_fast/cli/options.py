@@ -290,6 +290,12 @@ score_options = group(
 
 worker_options = group(
     _option(
+        "--cache",
+        "File that keeps scores across runs (SQLite; made if it is not there): rows that were scored before under the "
+        "same signature, instruction set and versions are taken from it. On a local disk; several runs may share it.",
+        metavar="FILE",
+    ),
+    _option(
         "--workers",
         "Processes that score, each with a model of its own (with --device cuda, one per GPU). On a CPU the output is "
         "the same, byte for byte.",

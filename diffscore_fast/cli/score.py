@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.table import Table
-from rich.text import Text
 
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import faster_type, model_arguments
 from diffscore_fast.cli.rows import FileRun, ShardOfRun, dialect_options, files_beside, number, print_profile
+from diffscore_fast.cli.score_outputs import TO_TERMINAL, HeatMap, Summary
+from diffscore_fast.distributed.kind import WorkerKind
 from diffscore_fast.engine.profile import RunProfile, profile_run
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
+from diffscore_fast.io.score_cache import ScoreCache
 from diffscore_fast.options import FullDraws
+from diffscore_fast.scoring.cached import CachedStream
 from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, default_full_draws
-from diffscore_fast.scoring.heatmap import PAGE_ROWS, TERMINAL_ROWS, heatmap_html, heatmap_terminal, printable
 from diffscore_fast.scoring.mask_design import MaskDesign
 from diffscore_fast.scoring.scorer import DiffScorer
 from diffscore_fast.scoring.table import ScoreTable
@@ -34,9 +33,6 @@ from diffscore_fast.text.templates import find_template
 if TYPE_CHECKING:
     from diffscore_fast.distributed.ray_engine import RayScorer
     from diffscore_fast.distributed.scorer_pool import ScorerPool
-
-TO_TERMINAL = "-"
-MAX_TEXT = 400  # characters of a candidate that --show prints
 
 
 def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
@@ -91,18 +87,25 @@ class ScoreJob:
             self.columns["--item-column"] = options["item_column"]
         self.summary = Summary(options["show"], options["candidate_column"])
         self._arguments = model_arguments(options)
-        self._heatmap = _HeatMap(options, self.config)
+        is_source_scored = self.config.direction == "reverse"
+        (scored,) = (
+            context_column(options, self.config).values() if is_source_scored else (options["candidate_column"],)
+        )
+        self._heatmap = HeatMap(options["heatmap"], scored)
         self._profile: RunProfile | None = None
         self._workers: ScorerPool | RayScorer | None = None
+        self._cached: CachedStream | None = None
 
     def check_extra_outputs(self, taken: Sequence[str]) -> None:
         """Raise `InputError` if the heat map or the profile cannot be written, or would write over files (`taken`)."""
         taken = (*taken, self.options["template"])
-        heatmap, profile = self.options["heatmap"], self.options["profile_run"]
+        heatmap, profile, cache = (self.options[name] for name in ("heatmap", "profile_run", "cache"))
         if heatmap not in (None, TO_TERMINAL):
             check_extra_output("heat map", heatmap, taken)
         if profile:
             check_extra_output("profile", profile, (*taken, heatmap or ""))
+        if cache:
+            check_extra_output("cache", cache, (*taken, heatmap or "", profile or ""))
 
     def check_first_rows(self) -> None:
         """Raise `InputError` if something needs the first rows; called where an earlier run has finished them."""
@@ -130,20 +133,35 @@ class ScoreJob:
 
     @contextmanager
     def loaded(self, model: str) -> Iterator[None]:
-        """Load the model, here or in workers, which end with the block."""
+        """Load the model, here or in workers, which end with the block, and open the cache of scores."""
         options = self.options
-        if options["workers"] == 1 and options["engine"] == "processes":
-            self._scorer = DiffScorer(model, **self._arguments)
-            self.config = self._scorer.complete(config_for(options, self._scorer.spec))
-            self.signature = self._scorer.signature(self.config)
-            yield
+        with self._opened_cache() as cache:
+            if options["workers"] == 1 and options["engine"] == "processes":
+                self._scorer = DiffScorer(model, **self._arguments)
+                self.config = self._scorer.complete(config_for(options, self._scorer.spec))
+                self.signature = self._scorer.signature(self.config)
+                kinds = [WorkerKind.here(self._scorer.backbone.device, self.signature.implementation)]
+                self._use_cache(cache, kinds)
+                yield
+                return
+            with self._started_workers(model) as self._workers:
+                self.config, self.signature = self._workers.config, self._workers.signature
+                self._use_cache(cache, self._workers.kinds)
+                if not options["quiet"]:
+                    told = f"{options['workers']} workers: {' | '.join(map(str, self._workers.kinds))}"
+                    Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
+                yield
+
+    def _opened_cache(self) -> AbstractContextManager[ScoreCache | None]:
+        path = self.options["cache"]
+        return nullcontext() if path is None else closing(ScoreCache(path))
+
+    def _use_cache(self, cache: ScoreCache | None, kinds: list[WorkerKind]) -> None:
+        if cache is None:
             return
-        with self._started_workers(model) as self._workers:
-            self.config, self.signature = self._workers.config, self._workers.signature
-            if not options["quiet"]:
-                told = f"{options['workers']} workers: {' | '.join(map(str, self._workers.kinds))}"
-                Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
-            yield
+        if len(set(kinds)) > 1:
+            raise InputError("--cache needs workers of one kind: the last digits of a score depend on it")
+        self._cached = CachedStream(cache, f"{self.signature} {kinds[0]!r} {self.config.token_scores}")
 
     def _started_workers(self, model: str) -> ScorerPool | RayScorer:
         from diffscore_fast.distributed.chunks import ScoreWork
@@ -164,10 +182,13 @@ class ScoreJob:
         config, rows_before = self.config, run.rows_before
 
         def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[ScoreTable]:
+            def score(pairs: Iterator[Any]) -> Iterator[ScoreTable]:
+                if self._workers is not None:
+                    return self._workers.score_batches(pairs, progress, first=rows_before, name=run.input_path)
+                return self._scorer.score_batches(pairs, config, progress, by_time=True)
+
             pairs = (row if config.needs_source else (None, *row) for row in rows)
-            if self._workers is not None:
-                return self._workers.score_batches(pairs, progress, first=rows_before, name=run.input_path)
-            return self._scorer.score_batches(pairs, config, progress, by_time=True)
+            return score(pairs) if self._cached is None else self._cached.score_batches(pairs, score)
 
         run.process(batches, self._fields, str(self.signature))
 
@@ -206,7 +227,10 @@ class ScoreJob:
 
     def lines(self) -> list[tuple[str, str]]:
         """Lines of the summary."""
-        return self.summary.lines(self.config.kind) + faster_type(self.options, self.signature.dtype)
+        lines = self.summary.lines(self.config.kind)
+        if self._cached is not None:
+            lines.append(("from the cache", f"{self._cached.hits:,} of {self._cached.rows:,} rows"))
+        return lines + faster_type(self.options, self.signature.dtype)
 
     def write_extra_outputs(self, rows_in_all: int) -> None:
         """Write the heat map and the profile, if they are asked for."""
@@ -219,79 +243,6 @@ class ScoreJob:
         self._heatmap.show(rows_in_all, to_stderr=to_stderr)
         if self._profile is not None:
             print_profile(self._profile)
-
-
-class Summary:
-    """The first rows of a run for --show, and a few numbers of all rows."""
-
-    def __init__(self, show: int, column: str) -> None:
-        self._show, self._column = show, column
-        self._scores = array("d")  # 8 bytes per row; a list of floats would take 40
-        self._tokens = 0
-        self.first_rows = Table(title="first rows")
-        self.first_rows.add_column("candidate", no_wrap=True, overflow="ellipsis", max_width=56)
-        self.first_rows.add_column("score", justify="right")
-        self.first_rows.add_column("± s.e.", justify="right")
-
-    def add(self, record: Record, table: ScoreTable, row: int) -> None:
-        """Add a row, scored or not."""
-        if table.status[row] in SCORED:
-            self.add_scored(table.scores[row], int(table.num_tokens[row]))
-        if self.first_rows.row_count < self._show:
-            text = "" if record.fields is None else str(record.fields.get(self._column))[:MAX_TEXT]
-            numbers = ("" if math.isnan(item) else f"{item:.3f}" for item in (table.scores[row], table.stderr[row]))
-            self.first_rows.add_row(Text(printable(" ".join(text.split()))), *numbers)
-
-    def add_scored(self, score: float, tokens: int) -> None:
-        """Add a row that an earlier run has scored."""
-        self._scores.append(score)
-        self._tokens += tokens
-
-    def lines(self, kind: str) -> list[tuple[str, str]]:
-        """Lines of the summary."""
-        if not self._scores:
-            return []
-        values = np.frombuffer(self._scores)
-        return [
-            ("mean score", f"{values.mean():.4f} nats per token ({kind})"),
-            ("median score", f"{np.median(values):.4f}"),
-            ("tokens scored", f"{self._tokens:,}"),
-        ]
-
-
-class _HeatMap:
-    """Keeps the first rows of a run for the heat map; without --heatmap it does nothing."""
-
-    def __init__(self, options: dict[str, Any], config: ScoreConfig) -> None:
-        self._path, self._direction = options["heatmap"], config.direction
-        self._column = options["candidate_column"]
-        if config.direction == "reverse":
-            self._column = next(iter(context_column(options, config).values()))
-        self._texts: list[str | None] = []
-        self._tables: list[ScoreTable] = []
-        self._max_rows = TERMINAL_ROWS if self._path == TO_TERMINAL else PAGE_ROWS
-
-    def add(self, record: Record, table: ScoreTable, row: int) -> None:
-        """Keep a row, if it is one of the first."""
-        if self._path is None or len(self._texts) == self._max_rows:
-            return
-        text = None if record.fields is None else record.fields.get(self._column)
-        if isinstance(text, list) and table.reference is not None and table.reference[row] >= 0:
-            text = text[table.reference[row]]
-        self._texts.append(text if isinstance(text, str) else None)
-        self._tables.append(table.take([row]))
-
-    def write(self, rows_in_all: int) -> None:
-        """Write the page, if --heatmap names a file."""
-        if self._path not in (None, TO_TERMINAL) and self._tables:
-            page = heatmap_html(self._texts, ScoreTable.join(self._tables), rows_in_all=rows_in_all)
-            Path(self._path).write_text(page, encoding="utf-8", errors="replace")
-
-    def show(self, rows_in_all: int, *, to_stderr: bool) -> None:
-        """Print the heat map, if --heatmap is '-'."""
-        if self._path == TO_TERMINAL and self._tables:
-            table = ScoreTable.join(self._tables)
-            Console(stderr=to_stderr).print(heatmap_terminal(self._texts, table, rows_in_all=rows_in_all))
 
 
 def check_extra_output(what: str, path: str, taken: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.rows import FileRun, ShardOfRun, count_failed, dialect_options
-from diffscore_fast.cli.score import TO_TERMINAL, ScoreJob, run_score
+from diffscore_fast.cli.score import ScoreJob, run_score
+from diffscore_fast.cli.score_outputs import TO_TERMINAL
 from diffscore_fast.cli.summary import print_summary, speed_lines, write_signature
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
@@ -39,7 +40,8 @@ def run_inputs(input_paths: Sequence[str], output_path: str, model: str, options
     files, passed_over = find_inputs(input_paths, options["input_format"])
     shards = pair_outputs(files, output_path, options["output_format"])
     folder = Path(os.path.realpath(output_path))
-    for option, path in (("--heatmap", options["heatmap"]), ("--profile-run", options["profile_run"])):
+    for name in ("heatmap", "profile_run", "cache"):
+        path, option = options[name], f"--{name.replace('_', '-')}"
         if path not in (None, TO_TERMINAL) and Path(os.path.realpath(path)).is_relative_to(folder):
             raise InputError(f"{option} {path} lies in the output folder; name a file elsewhere")
     job.check_extra_outputs([shard.input_path for shard in shards])

@@ -101,7 +101,7 @@ class ChunkCutter:
 
     def observe(self, chunk: Chunk, seconds: float) -> None:
         """A chunk took this long; on a CPU, later ones get the size that would have taken a few seconds."""
-        if self._about.by_time:
+        if self._about.by_time and chunk.size:  # rows that cannot be scored say nothing about the speed
             wanted = chunk.size * CHUNK_SECONDS / max(seconds, 1e-9)
             self._limit = int(max(1, min(self._about.chunk_tokens, MAX_GROWTH * chunk.size, wanted)))
 

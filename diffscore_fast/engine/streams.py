@@ -48,7 +48,7 @@ def chunks(
         if size >= limit or len(chunk) >= MAX_CHUNK_ROWS:
             started = clock()
             yield chunk
-            if seconds is not None:
+            if seconds is not None and size:  # rows that cannot be scored say nothing about the speed
                 spent = max(clock() - started, 1e-9)
                 limit = int(max(1, min(max_size, MAX_GROWTH * size, size * seconds / spent)))
             chunk, size = [], 0

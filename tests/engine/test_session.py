@@ -124,6 +124,12 @@ def test_a_slow_moment_makes_chunks_small_for_a_moment_only():
     assert sizes[:8] == [100, 800, 1600, 48, 384, 1600, 1600, 1600]
 
 
+def test_rows_without_texts_leave_the_size_of_later_chunks_alone():
+    rows = iter([1] * 100 + [0] * 9000 + [1] * 3200)
+    sizes = [sum(chunk) for chunk in chunks(rows, int, 1600, 3.0)]
+    assert sizes[0] == 100 and 1 not in sizes and sizes.count(0) >= 2, sizes
+
+
 @pytest.mark.parametrize("command", ["score", "bound"])
 def test_a_run_over_a_file_stores_its_rows_every_few_seconds(mini, monkeypatch, command):
     """And the scores are the same as in one chunk, bit for bit."""
