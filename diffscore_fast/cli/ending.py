@@ -12,6 +12,7 @@ import click
 
 from diffscore_fast.cli.terminal import EXIT_UNUSABLE, in_words
 from diffscore_fast.errors import DiffScoreError, is_out_of_memory
+from diffscore_fast.process import spare_garbage_collector
 
 EXIT_SOME_FAILED = 3
 EXIT_INTERRUPTED = 130
@@ -22,6 +23,7 @@ def run_and_exit(command: Callable[..., bool | None], *arguments: Any) -> None:
 
     A closed pipe passes as `BrokenPipeError`: `terminal.Command` answers it.
     """
+    spare_garbage_collector()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP is ignored, and must stay so
             signal.signal(number, _terminate)

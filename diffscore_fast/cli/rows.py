@@ -165,13 +165,14 @@ class FileRun:
         position = 0
         values: dict[str, Any] = {}
 
+        has_no_header = self._reader.columns is None
+
         def rows() -> Iterator[Any]:
             for record in staged("read", self._records):
-                if self._reader.columns is None and record.fields is not None:
-                    clash = self._added & record.fields.keys()
-                    if clash:
-                        problem = f"line {record.line} has a field {sorted(clash)[0]!r}, which this run would add"
-                        record = replace(record, fields=None, problem=problem)
+                if has_no_header and record.fields is not None and not self._added.isdisjoint(record.fields):
+                    clash = min(self._added & record.fields.keys())
+                    problem = f"line {record.line} has a field {clash!r}, which this run would add"
+                    record = replace(record, fields=None, problem=problem)
                 record = self._writer.accept(record)
                 waiting.append((record, self._reader.position))
                 yield self._values(record)
@@ -330,7 +331,7 @@ class FileRun:
         """The values of the columns; for a record that could not be read, one `InvalidRecord` per column."""
         if record.fields is None:
             return (InvalidRecord(record.problem),) * len(self._columns)
-        return tuple(record.fields.get(column) for column in self._columns)
+        return tuple([record.fields.get(column) for column in self._columns])
 
     def _checked_records(self, columns: dict[str, str]) -> tuple[Iterator[Record], list[str]]:
         """The records and the names of the columns; refuses missing columns and names that are taken.

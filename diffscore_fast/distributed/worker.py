@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from diffscore_fast.process import spare_garbage_collector
+
 
 class Step(Protocol):
     """Work that has been started in a worker."""
@@ -30,6 +32,7 @@ class Work(Protocol):
 
 def main(descriptor: int) -> None:
     """Run until the pool closes the connection, or ends."""
+    spare_garbage_collector()
     # The pool decides when a run ends; a Ctrl-C in the terminal must not end workers one by one.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -123,8 +123,14 @@ def stage(name: str) -> AbstractContextManager[None]:
 
 
 def staged(name: str, items: Iterable[_Item]) -> Iterator[_Item]:
-    """The items of an iterable; the time that each takes to be made counts for the stage."""
+    """The items of an iterable; the time that each takes to be made counts for the stage.
+
+    Of a profile that is open when the first item is asked for.
+    """
     iterator, end = iter(items), object()
+    if _listening.get() is None:  # saves half a microsecond per item
+        yield from iterator
+        return
     while True:
         with stage(name):
             item = next(iterator, end)

@@ -94,6 +94,9 @@ class JsonlReader:
         return self.blank_lines + 1, head
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # `json.dumps` makes one for every row
+
+
 class JsonlWriter(RowWriter):
     """Writes rows as JSON Lines. Parameters and errors as for `RowWriter`."""
 
@@ -107,7 +110,7 @@ class JsonlWriter(RowWriter):
         elif isinstance(record, JsonlRecord):
             body = record.raw.rstrip()
         else:
-            body = json.dumps(record.json_fields(), ensure_ascii=False, allow_nan=False).encode()
+            body = _ENCODER.encode(record.json_fields()).encode()
         comma = b"" if record.fields is not None and not record.fields else b", "
-        addition = json.dumps(fields, ensure_ascii=False, allow_nan=False)[1:].encode()
+        addition = _ENCODER.encode(fields)[1:].encode()
         self._file.write(body[:-1].rstrip() + comma + addition + b"\n")

@@ -109,13 +109,16 @@ class RowWriter(ABC):
 
     def write(self, record: Record, fields: dict[str, Any]) -> None:
         """Write a row with the fields that are added to it."""
-        with self._named():
+        try:  # not `_named`, which takes a microsecond
             if not self._started:
                 self._start()
             self._write(record, fields)
             self._num_rows += 1
             if self._file is not self._raw and self._num_rows % PACKED_ROWS == 0:
                 self._file.flush()
+        except OSError as error:
+            self._name(error)
+            raise
 
     def flush(self) -> None:
         """Bring the rows written so far to the file, as far as the format allows.
@@ -137,9 +140,12 @@ class RowWriter(ABC):
         try:
             yield
         except OSError as error:
-            if error.filename is None:
-                error.filename = "standard output" if self.is_stream else self.path
+            self._name(error)
             raise
+
+    def _name(self, error: OSError) -> None:
+        if error.filename is None:
+            error.filename = "standard output" if self.is_stream else self.path
 
     def _finish(self) -> None:
         if not self._started:

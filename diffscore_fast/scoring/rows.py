@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +24,12 @@ from diffscore_fast.status import (
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.spans import tokens_within
 from diffscore_fast.text.tagger import Tagger
-from diffscore_fast.text.tokenizer import Encoded, TextTokenizer, count_of
+from diffscore_fast.text.tokenizer import NO_SPANS, Encoded, TextTokenizer, count_of
 
 if TYPE_CHECKING:
     from diffscore_fast.scoring.config import ScoreConfig
 
-_NOTHING = Encoded(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
+_NOTHING = Encoded(np.zeros(0, np.int32), NO_SPANS)
 _CLASS_NAMES = {"content": "content words", "function": "function words", "entities": "entities"}
 
 
@@ -63,7 +63,10 @@ class TokenRows:
         contexts, targets = self.sources, self.candidates
         if direction == "reverse":
             contexts, targets = targets, contexts
-        return [np.concatenate([before, contexts[row].ids, after]) for row in rows], [targets[row] for row in rows]
+        ids = [contexts[row].ids for row in rows]
+        if len(before) or len(after):
+            ids = [np.concatenate([before, own, after]) for own in ids]
+        return ids, [targets[row] for row in rows]
 
 
 class RowTokenizer:
@@ -102,22 +105,28 @@ class RowTokenizer:
         room = _Room(config, self._frames(config), patterns)
         # A source that is cut is read to its end, to count its tokens; any other text only until it is too long.
         cuts = config.overlength == "truncate-source"
-        found = self._tokenizer.encode(texts) if cuts else self._tokenizer.encode_up_to(texts, room.max_tokens)
+        spans = config.token_scores or config.mask_words != "all"
+        if cuts:
+            found = self._tokenizer.encode(texts, spans=spans)
+        else:
+            found = self._tokenizer.encode_up_to(texts, room.max_tokens, spans=spans)
         encoded = dict(zip(texts, found, strict=True))
         if config.mask_words != "all":
             targets = dict.fromkeys(text for row in usable for text in scored_texts(config, *row))
             encoded.update(self._tagged({text: encoded[text] for text in targets}, config, room.max_tokens))
         sources, candidates = [_NOTHING] * len(rows), [_NOTHING] * len(rows)
         truncated = np.zeros(len(rows), dtype=np.int64)
+        needs_source, by_class = config.needs_source, config.mask_words != "all"
         for row, (source_text, candidate_text) in enumerate(rows):
             if status[row] != OK:
                 continue
             candidate = encoded[candidate_text]
-            source = encoded[source_text] if config.needs_source else _NOTHING
-            status[row], messages[row], truncated[row] = room.status(source, candidate)
-            source = source.head(len(source.ids) - truncated[row])
-            scored = scored_texts(config, source, candidate)
-            if status[row] in SCORED and not all(item.num_eligible for item in scored):
+            source = encoded[source_text] if needs_source else _NOTHING
+            status[row], messages[row], cut = room.status(source, candidate)
+            if cut:
+                truncated[row], source = cut, source.head(len(source.ids) - cut)
+            scored = scored_texts(config, source, candidate) if by_class and status[row] in SCORED else ()
+            if not all(item.num_eligible for item in scored):
                 status[row] = NO_ELIGIBLE_TOKENS
                 messages[row] = f"no {_CLASS_NAMES[config.mask_words]} in the scored text"
             sources[row], candidates[row] = source, candidate
@@ -211,6 +220,7 @@ class _Room:
     config: ScoreConfig
     frames: dict[str, tuple[np.ndarray, np.ndarray]]
     patterns: Sequence[tuple[PatternSpec, int]]
+    _left: dict[int, tuple[int, int]] = field(default_factory=dict)  # by the candidate's number of tokens
 
     def __post_init__(self) -> None:
         size = max(len(before) + len(after) for before, after in self.frames.values())
@@ -233,8 +243,7 @@ class _Room:
             return EMPTY_CANDIDATE, "the candidate has no tokens", 0
         if config.needs_source and source == 0:
             return EMPTY_SOURCE, f"the {name} has no tokens", 0
-        rooms = [self._left_for_texts(pattern, max_tokens, candidate) for pattern, max_tokens in self.patterns]
-        room_candidate, room_source = (min(sizes) for sizes in zip(*rooms, strict=True))
+        room_candidate, room_source = self._left_for_texts(candidate)
         if candidate > room_candidate:
             return TOO_LONG, f"the candidate has {count_of(candidate_tokens)}, the model takes {room_candidate}", 0
         if not config.needs_source or source <= room_source:
@@ -244,7 +253,14 @@ class _Room:
             return TRUNCATED_SOURCE, f"the last {cut} of the {name}'s {source} tokens were cut", cut
         return TOO_LONG, f"the {name} has {count_of(source_tokens)}, there is room for {max(room_source, 0)}", 0
 
-    def _left_for_texts(self, pattern: PatternSpec, max_tokens: int, candidate: int) -> tuple[int, int]:
+    def _left_for_texts(self, candidate: int) -> tuple[int, int]:
+        """How many tokens the candidate and the source may have under all patterns."""
+        if candidate not in self._left:
+            rooms = [self._left_under(pattern, max_tokens, candidate) for pattern, max_tokens in self.patterns]
+            self._left[candidate] = tuple(min(sizes) for sizes in zip(*rooms, strict=True))  # type: ignore[assignment]
+        return self._left[candidate]
+
+    def _left_under(self, pattern: PatternSpec, max_tokens: int, candidate: int) -> tuple[int, int]:
         """How many tokens the candidate and the source may have under a pattern.
 
         If window positions restart, the target may use all positions, and so may the context with its template. If not,

@@ -456,6 +456,8 @@ class DiffScorer(ScoringModel):
 def row_size(config: ScoreConfig) -> Callable[[tuple[Any, ...]], int]:
     """A function from a row to about how many tokens it takes under a configuration."""
     draws = config.reconstruction.max_draws_held * len(config.passes)
+    if config.aggregate is None and config.attention != "full" and config.direction in ("conditional", "pmi"):
+        return lambda row: token_estimate(row[0]) + (1 + draws) * token_estimate(row[1])
 
     def size_of(row: tuple[Any, ...]) -> int:
         pairs = [row[:2]] if config.aggregate is None else expand([row[:2]])[0]

@@ -12,6 +12,8 @@ from diffscore_fast.status import INVALID_RECORD, INVALID_TEXT, MISSING, OK, Inv
 
 def check_text(name: str, text: Any) -> tuple[str, str]:
     """Status and message of one value of a row; "ok" and "" where it is Unicode text."""
+    if isinstance(text, str) and text.isascii():  # the most frequent case, known at once
+        return OK, ""
     if isinstance(text, InvalidRecord):
         return INVALID_RECORD, text.message
     # pandas writes null as NaN, NA or NaT.

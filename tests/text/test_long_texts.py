@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -84,6 +85,19 @@ def test_a_beginning_has_the_tokens_of_the_whole_and_only_a_long_text_has_one(re
         assert not item.is_beginning or len(item.ids) == MAX_TOKENS + 1
         cut += item.is_beginning
     assert cut > 50
+
+
+@pytest.mark.parametrize("name", ["mini", "byte_level", "qwen"])
+def test_a_batch_has_the_tokens_of_each_text_alone_with_and_without_their_characters(request, name):
+    tokenizer = request.getfixturevalue(name)
+    texts = ["", " ", *(hostile_text(seed) for seed in range(40)), "\n", "[MASK] <mask>", "end"]
+    batch, without = tokenizer.encode(texts), tokenizer.encode(texts, spans=False)
+    for text, item, bare in zip(texts, batch, without, strict=True):
+        alone = tokenizer._tokenizer.encode(text if text.strip() else "", add_special_tokens=False)
+        assert item.ids.tolist() == bare.ids.tolist() == alone.ids and item.ids.dtype == bare.ids.dtype == np.int32
+        assert [tuple(span) for span in item.spans.tolist()] == alone.offsets and bare.spans.shape == (0, 2)
+    blank = tokenizer.encode([" "], keep_blank=True)[0]
+    assert blank.ids.tolist() == tokenizer._tokenizer.encode(" ", add_special_tokens=False).ids
 
 
 def test_many_characters_may_be_few_tokens(mini):

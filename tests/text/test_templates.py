@@ -60,7 +60,7 @@ def test_tokens_spell_the_filled_template_and_the_target_keeps_its_own(
     byte_level, source, candidate, template, direction
 ):
     library, tokenizer = byte_level
-    config = ScoreConfig(direction=direction, template=template)
+    config = ScoreConfig(direction=direction, template=template, token_scores=True)
     pattern = PatternSpec(10_001, restart_positions=True)
     rows = RowTokenizer(tokenizer).tokenise([(source, candidate)], config, [(pattern, 10_000)])
     assert rows.status == ["ok"]
