@@ -32,7 +32,8 @@ from bench.operations import BertShape, bert_of, count_work, naive_operations, t
 from bench.records import RESULTS, append_record, embedded_weights
 from bench.timing import matrix_rate, spread, timed_with_peak
 from diffscore_fast import DiffScorer
-from diffscore_fast.cli.score import run_score
+from diffscore_fast.cli.job import run_file
+from diffscore_fast.cli.score import ScoreJob
 from diffscore_fast.options import ATTENTION_OPTIONS as ATTENTIONS
 
 # Rows of each set that are scored (whole groups of one source first), and rows whose operations are counted.
@@ -185,7 +186,7 @@ class Throughput:
                     "--profile-run",
                     str(trace),
                 ]
-                run_score(str(source), str(Path(folder) / "out.jsonl"), "mini", command_options(arguments))
+                run_file(ScoreJob(command_options(arguments)), str(source), str(Path(folder) / "out.jsonl"), "mini")
                 times = json.loads(trace.read_text())["otherData"]
             self._record("account", name, rows=len(rows.sources), **times)
 

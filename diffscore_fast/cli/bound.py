@@ -1,9 +1,10 @@
-"""`diffscore bound`: a file of texts in, the same rows with bounds on their log-likelihood out."""
+"""`diffscore bound`: texts in, the same rows with bounds on their log-likelihood out."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from diffscore_fast.bounds.config import BoundsConfig, check_lattice, make_gener
 from diffscore_fast.bounds.intervals import checked_z, widened_perplexity
 from diffscore_fast.bounds.likelihood import LikelihoodBounds
 from diffscore_fast.bounds.table import BoundsTable
+from diffscore_fast.cli.job import FileJob
 from diffscore_fast.cli.model import faster_type, model_arguments
-from diffscore_fast.cli.rows import FileRun, dialect_options, number
+from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
@@ -35,73 +37,74 @@ TOTALS = (
 )
 
 
-def run_bound(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
-    """Bound a file of texts. Returns and raises as `run_score`."""
-    method, sampling = options["method"], options["sampling_options"]
-    if method == "auto":
-        method = "exact" if options["block_size"] <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
-    if method == "exact" and sampling:
-        raise InputError(f"{', '.join(sampling)}: only for sampled orders, not for --method exact")
-    if method == "exact":
-        check_lattice(options["block_size"], options["force"])
-    steps = options["steps"]
-    generation = make_generation(
-        "any-order" if steps is None else "parallel",
-        steps,
-        parse_numbers("--step-probabilities", options["step_probabilities"]),
-    )
-    config = BoundsConfig(
-        exact=method == "exact",
-        generation=generation,
-        orders=options["orders"],
-        surrogate_orders=options["surrogate_orders"],
-        surrogate=options["surrogate"],
-        cross_fitted=not options["plain"],
-        folds=options["folds"],
-        design=options["order_design"],
-        seed=options["seed"],
-        autoregressive=options["autoregressive"],
-        comparators=options["comparators"],
-        forced=options["force"],
-    )
-    arguments = model_arguments(options)
-    z = checked_z(options["z"])
-    added: dict[str, FieldType] = {
-        "lower": "number",
-        "upper": "number",
-        "stderr_lower": "number",
-        "stderr_upper": "number",
-        "interval": "numbers",
-        "tokens": "count",
-        "status": "text",
-        "message": "text",
-        "exact" if config.exact else "effective_draws": "number",
-    }
-    if config.autoregressive:
-        added["autoregressive"] = "number"
-    if config.comparators and not config.exact:
-        added["comparators"] = "named_numbers"
-    run = FileRun(
-        input_path,
-        output_path,
-        {"--text-column": options["text_column"]},
-        added,
-        prefix=options["output_prefix"],
-        quiet=options["quiet"],
-        input_format=options["input_format"],
-        output_format=options["output_format"],
-        dialect=dialect_options(options),
-        resume=options["resume"],
-    )
-    totals = _Totals()
+class BoundJob(FileJob):
+    """What the options of `bound` ask for: the configuration, the model, and the summary.
 
-    def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
-        return bounds.bound_batches((text for (text,) in rows), config, progress, by_time=True)
+    Raises
+    ------
+    InputError
+        If the options cannot be used together.
+    """
 
-    def fields(record: Record, table: BoundsTable, row: int) -> dict[str, Any]:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.columns = {"--text-column": options["text_column"]}
+        self.config = _config(options)
+        self._z = checked_z(options["z"])
+        self._arguments = model_arguments(options)
+        self._totals = _Totals()
+
+    @property
+    def kind(self) -> str:
+        """What the numbers are, in words."""
+        return "exact" if self.config.exact else "lower bound, upper bound"
+
+    def added_fields(self) -> dict[str, FieldType]:
+        """Names and types of the fields that are added to every row."""
+        added: dict[str, FieldType] = {
+            "lower": "number",
+            "upper": "number",
+            "stderr_lower": "number",
+            "stderr_upper": "number",
+            "interval": "numbers",
+            "tokens": "count",
+            "status": "text",
+            "message": "text",
+            "exact" if self.config.exact else "effective_draws": "number",
+        }
+        if self.config.autoregressive:
+            added["autoregressive"] = "number"
+        if self.config.comparators and not self.config.exact:
+            added["comparators"] = "named_numbers"
+        return added
+
+    def own_identity(self) -> list[Any]:
+        """The width of intervals, and which of the values are written."""
+        return [self._z, list(self.added_fields())]
+
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[None]:
+        """Load the model."""
+        self._bounds = LikelihoodBounds(model, block_size=self.options["block_size"], **self._arguments)
+        self.signature = self._bounds.signature(self.config)
+        yield
+
+    def process(self, run: FileRun) -> None:
+        """Bound the texts of a file."""
+
+        def batches(rows: Iterator[Any], progress: Callable[[int], None]) -> Iterator[BoundsTable]:
+            return self._bounds.bound_batches((text for (text,) in rows), self.config, progress, by_time=True)
+
+        run.process(batches, self._fields, f"{self.signature} z:{self._z}")
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Lines of the summary."""
+        return self._totals.lines(self._z, self.config) + faster_type(self.options, self.signature.dtype)
+
+    def _fields(self, record: Record, table: BoundsTable, row: int) -> dict[str, Any]:
         if table.status[row] in SCORED:
-            totals.add(table, row)
-        low, high = (edge[row] for edge in table.interval(z))
+            self._totals.add(table, row)
+        low, high = (edge[row] for edge in table.interval(self._z))
         return {
             "lower": number(table.lower[row]),
             "upper": number(table.upper[row]),
@@ -115,16 +118,35 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
             "comparators": {name: number(values[row]) for name, values in table.comparators.items()},
         }
 
-    try:
-        bounds = LikelihoodBounds(model, block_size=options["block_size"], **arguments)
-        run.process(batches, fields, f"{bounds.signature(config)} z:{z}")
-    except BaseException:
-        run.abandon()
-        raise
-    kind = "exact" if config.exact else "lower bound, upper bound"
-    signature = bounds.signature(config)
-    run.finish(totals.lines(z, config) + faster_type(options, signature.dtype), signature, kind)
-    return run.failed() > 0
+
+def _config(options: dict[str, Any]) -> BoundsConfig:
+    method, sampling = options["method"], options["sampling_options"]
+    if method == "auto":
+        method = "exact" if options["block_size"] <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
+    if method == "exact" and sampling:
+        raise InputError(f"{', '.join(sampling)}: only for sampled orders, not for --method exact")
+    if method == "exact":
+        check_lattice(options["block_size"], options["force"])
+    steps = options["steps"]
+    generation = make_generation(
+        "any-order" if steps is None else "parallel",
+        steps,
+        parse_numbers("--step-probabilities", options["step_probabilities"]),
+    )
+    return BoundsConfig(
+        exact=method == "exact",
+        generation=generation,
+        orders=options["orders"],
+        surrogate_orders=options["surrogate_orders"],
+        surrogate=options["surrogate"],
+        cross_fitted=not options["plain"],
+        folds=options["folds"],
+        design=options["order_design"],
+        seed=options["seed"],
+        autoregressive=options["autoregressive"],
+        comparators=options["comparators"],
+        forced=options["force"],
+    )
 
 
 class _Totals:

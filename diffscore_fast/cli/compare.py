@@ -53,7 +53,7 @@ class Pairs:
 
 
 def run_compare(input_paths: tuple[str, ...], model: str, options: dict[str, Any]) -> bool:
-    """Compare two systems. Returns and raises as `run_score`."""
+    """Compare two systems. Returns and raises as `run_file`."""
     check_resampling(options["resamples"], options["confidence"])
     config = replace(make_config({**options, "tokens": False, "heatmap": None}), masks_by_item=True)
     context = next(iter(context_column(options, config).items()), None)

@@ -14,7 +14,6 @@ from diffscore_fast.cli.options import (
     calibrate_options,
     compare_options,
     file_options,
-    input_path,
     input_paths,
     score_options,
     score_output_options,
@@ -51,10 +50,11 @@ def score(input_paths: tuple[str, ...], output_path: str, model: str, **options:
     The finished rows of a stopped run stay in OUTPUT.partial; --resume continues after them, and passes over finished
     shards.
     """
+    from diffscore_fast.cli.score import ScoreJob
     from diffscore_fast.cli.shards import run_inputs
 
     refuse_idle_score_options(options)
-    run_and_exit(run_inputs, input_paths, output_path, model, options)
+    run_and_exit(lambda: run_inputs(ScoreJob(options), input_paths, output_path, model))
 
 
 @main.command()
@@ -71,21 +71,22 @@ def calibrate(input_path: str, model: str, **options: Any) -> None:
 
 
 @main.command()
-@input_path
+@input_paths
 @file_options
 @bound_options
-def bound(input_path: str, output_path: str, model: str, **options: Any) -> None:
-    """Bound the log-likelihood of every text of INPUT (files as for `score`) under a block model.
+def bound(input_paths: tuple[str, ...], output_path: str, model: str, **options: Any) -> None:
+    """Bound the log-likelihood of every text of INPUT (one file or several, as for `score`) under a block model.
 
     Adds lower and upper bound, their standard errors, and the widened interval, in nats per text. Exit codes as for
     `score`.
     """
-    from diffscore_fast.cli.bound import run_bound
+    from diffscore_fast.cli.bound import BoundJob
+    from diffscore_fast.cli.shards import run_inputs
 
     refuse_idle_bound_options(options)
     given = [name for name in SAMPLING_OPTIONS if is_given(name)]
     options["sampling_options"] = ["--" + name.replace("_", "-") for name in given]
-    run_and_exit(run_bound, input_path, output_path, model, options)
+    run_and_exit(lambda: run_inputs(BoundJob(options), input_paths, output_path, model))
 
 
 @main.command()

@@ -147,7 +147,6 @@ delimited_options = group(
     ),
 )
 
-input_path = click.argument("input_path", metavar="INPUT")
 input_paths = click.argument("input_paths", metavar="INPUT...", nargs=-1, required=True)
 
 # What `score` and `bound` read, write and run.

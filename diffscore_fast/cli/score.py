@@ -1,4 +1,4 @@
-"""`diffscore score` over a file: its rows in, the same rows with their scores out."""
+"""`diffscore score`: rows in, the same rows with their scores out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.table import Table
 
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.job import FileJob
 from diffscore_fast.cli.model import faster_type, model_arguments
-from diffscore_fast.cli.rows import FileRun, ShardOfRun, dialect_options, files_beside, number, print_profile
+from diffscore_fast.cli.rows import FileRun, number, print_profile
 from diffscore_fast.cli.score_outputs import TO_TERMINAL, HeatMap, Summary
 from diffscore_fast.distributed.kind import WorkerKind
 from diffscore_fast.engine.profile import RunProfile, profile_run
@@ -35,49 +36,16 @@ if TYPE_CHECKING:
     from diffscore_fast.distributed.scorer_pool import ScorerPool
 
 
-def run_score(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
-    """Score a file.
-
-    Returns
-    -------
-    bool
-        Whether some row failed.
-
-    Raises
-    ------
-    DiffScoreError
-        If the options, the input, the output or the model cannot be used; nothing has been scored then.
-    """
-    job = ScoreJob(options)
-    job.check_extra_outputs((input_path, output_path, *files_beside(output_path)))
-    run = job.open(input_path, output_path)
-    if run.rows_before:
-        try:
-            job.check_first_rows()
-        except BaseException:
-            run.abandon()
-            raise
-    try:
-        with job.loaded(model), job.profiled():
-            job.process(run)
-    except BaseException:
-        run.abandon()
-        raise
-    # Files first: printing the summary may fail on a closed pipe.
-    job.write_extra_outputs(run.statuses.total())
-    run.finish(job.lines(), job.signature, job.config.kind, job.first_rows)
-    job.show_extra_outputs(run.statuses.total(), to_stderr=output_path == "-")
-    return run.failed(skip_too_long=job.skips_too_long) > 0
-
-
-class ScoreJob:
-    """What the options of `score` ask for, over one file or several: the configuration, the model, and the summary.
+class ScoreJob(FileJob):
+    """What the options of `score` ask for: the configuration, the model, and the summary.
 
     Raises
     ------
     InputError
         If the options cannot be used together.
     """
+
+    adds_earlier_rows = True
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -114,22 +82,24 @@ class ScoreJob:
                 "--heatmap and --show need the first rows, which an earlier run has finished; leave them out"
             )
 
-    def open(self, input_path: str, output_path: str, shard: ShardOfRun | None = None) -> FileRun:
-        """Open the run over a file."""
-        options = self.options
-        return FileRun(
-            input_path,
-            output_path,
-            self.columns,
-            _added_fields(options, self.config),
-            prefix=options["output_prefix"],
-            quiet=options["quiet"],
-            input_format=options["input_format"],
-            output_format=options["output_format"],
-            dialect=dialect_options(options),
-            resume=options["resume"],
-            shard=shard,
-        )
+    def added_fields(self) -> dict[str, FieldType]:
+        """Names and types of the fields that are added to every row."""
+        return _added_fields(self.options, self.config)
+
+    def own_identity(self) -> list[Any]:
+        """Which of the values are written."""
+        return [{name: self.options[name] for name in ("profile", "tokens")}]
+
+    def extra_paths(self) -> dict[str, str]:
+        """Files that the command writes besides its output, by the name of their option."""
+        found = {f"--{name.replace('_', '-')}": self.options[name] for name in ("heatmap", "profile_run", "cache")}
+        return {option: path for option, path in found.items() if path not in (None, TO_TERMINAL)}
+
+    def add_earlier(self, fields: dict[str, Any]) -> None:
+        """Add a row, which an earlier run has scored, to the summary."""
+        score, tokens = (fields.get(self.options["output_prefix"] + name) for name in ("score", "tokens"))
+        if score not in (None, ""):
+            self.summary.add_scored(float(score), int(tokens))  # type: ignore[arg-type]
 
     @contextmanager
     def loaded(self, model: str) -> Iterator[None]:
@@ -216,12 +186,17 @@ class ScoreJob:
             yield
 
     @property
-    def skips_too_long(self) -> bool:
+    def kind(self) -> str:
+        """What the scores are, in words."""
+        return self.config.kind
+
+    @property
+    def skips_too_long(self) -> bool:  # type: ignore[override]
         """Whether rows that are too long do not count as failed."""
         return self.config.overlength == "skip"
 
     @property
-    def first_rows(self) -> Table | None:
+    def first_rows(self) -> Table | None:  # type: ignore[override]
         """The table for --show; None if it has no row."""
         return self.summary.first_rows if self.summary.first_rows.row_count else None
 

@@ -1,20 +1,17 @@
-"""`diffscore score` over several files: a folder of shards, each finished for good before the next is begun."""
+"""A command over several files: a folder of shards, each finished for good before the next is begun."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from diffscore_fast.cli.console import Console
+from diffscore_fast.cli.job import FileJob, run_file
 from diffscore_fast.cli.rows import FileRun, ShardOfRun, count_failed, dialect_options
-from diffscore_fast.cli.score import ScoreJob, run_score
-from diffscore_fast.cli.score_outputs import TO_TERMINAL
 from diffscore_fast.cli.summary import print_summary, speed_lines, write_signature
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.files import open_reader
@@ -32,17 +29,19 @@ from diffscore_fast.io.shards import (
 NAMES_LISTED = 3
 
 
-def run_inputs(input_paths: Sequence[str], output_path: str, model: str, options: dict[str, Any]) -> bool:
-    """Score a file, or several into a folder. Returns and raises as `run_score`; nothing left to do is no failure."""
+def run_inputs(job: FileJob, input_paths: Sequence[str], output_path: str, model: str) -> bool:
+    """Do a job over a file, or over several into a folder; nothing left to do is no failure.
+
+    Parameters, result and errors as for `run_file`.
+    """
     if not are_several(input_paths, output_path):
-        return run_score(input_paths[0], output_path, model, options)
-    job = ScoreJob(options)
+        return run_file(job, input_paths[0], output_path, model)
+    options = job.options
     files, passed_over = find_inputs(input_paths, options["input_format"])
     shards = pair_outputs(files, output_path, options["output_format"])
     folder = Path(os.path.realpath(output_path))
-    for name in ("heatmap", "profile_run", "cache"):
-        path, option = options[name], f"--{name.replace('_', '-')}"
-        if path not in (None, TO_TERMINAL) and Path(os.path.realpath(path)).is_relative_to(folder):
+    for option, path in job.extra_paths().items():
+        if Path(os.path.realpath(path)).is_relative_to(folder):
             raise InputError(f"{option} {path} lies in the output folder; name a file elsewhere")
     job.check_extra_outputs([shard.input_path for shard in shards])
     if passed_over:
@@ -54,7 +53,7 @@ def run_inputs(input_paths: Sequence[str], output_path: str, model: str, options
     # Files first: printing the summary may fail on a closed pipe.
     total = run.statuses.total()
     job.write_extra_outputs(total)
-    write_signature(str(folder / RECORDS_FOLDER / "signature.json"), job.config.kind, job.signature, run.statuses)
+    write_signature(str(folder / RECORDS_FOLDER / "signature.json"), job.kind, job.signature, run.statuses)
     print_summary(
         run.statuses,
         [*run.lines(), *job.lines(), *speed_lines(run.evaluated, run.seconds)],
@@ -70,9 +69,10 @@ def run_inputs(input_paths: Sequence[str], output_path: str, model: str, options
 class _ShardsRun:
     """The shards of one run, finished and unfinished."""
 
-    def __init__(self, job: ScoreJob, shards: list[Shard]) -> None:
+    def __init__(self, job: FileJob, shards: list[Shard]) -> None:
         self.statuses: Counter[str] = Counter()
         self.evaluated = self.num_scored = 0  # tokens; shards
+        self._earlier = 0  # rows that an earlier run has finished, and that the summary leaves out
         self._job, self._shards = job, shards
         self._finished = {shard.name for shard in shards if shard.is_finished}
         self._remarks: dict[str, list[str]] = {}
@@ -122,7 +122,7 @@ class _ShardsRun:
             self._process()
 
     def _process(self) -> None:
-        identity = self._identity()
+        identity = self._job.identity()
         finished = [shard for shard in self._shards if shard.name in self._finished]
         for shard in finished:
             self._check_finished(shard, identity)
@@ -140,14 +140,9 @@ class _ShardsRun:
         lines = [("shards", f"{len(self._shards):,}")]
         if self._finished:
             lines.append(("of them finished before", f"{len(self._finished):,}"))
+        if self._earlier:
+            lines.append(("rows finished before", f"{self._earlier:,}; the numbers below are of the other rows"))
         return lines + [(name, "; ".join(values)) for name, values in self._remarks.items()]
-
-    def _identity(self) -> str:
-        """What the shards depend on, but for their inputs."""
-        options = self._job.options
-        names = ("output_prefix", "input_format", "output_format", "profile", "tokens")
-        about = [self._job.columns, {name: options[name] for name in names}, repr(dialect_options(options))]
-        return f"{self._job.signature} {json.dumps(about)}"
 
     def _check_finished(self, shard: Shard, identity: str) -> None:
         record = load_record(shard.record_path)
@@ -193,15 +188,16 @@ class _ShardsRun:
         """Add the first rows of a shard, which an earlier run has scored, to the summary."""
         if not num_rows:
             return
+        if not self._job.adds_earlier_rows:
+            self._earlier += num_rows
+            return
         options = self._job.options
-        score, tokens = (options["output_prefix"] + name for name in ("score", "tokens"))
         reader = open_reader(shard.output_path, options["output_format"], dialect_options(options))
         found = 0
         for record in islice(reader, num_rows):
             found += 1
-            value = None if record.fields is None else record.fields.get(score)
-            if record.fields is not None and value not in (None, ""):
-                self._job.summary.add_scored(float(value), int(record.fields[tokens]))
+            if record.fields is not None:
+                self._job.add_earlier(dict(record.fields))
         if found < num_rows:
             raise InputError(f"{shard.output_path} has lost rows: {found:,} of {num_rows:,} are there; move it away")
 

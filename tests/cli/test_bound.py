@@ -108,3 +108,28 @@ def test_invalid_options_are_refused(tmp_path, arguments, message):
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2 and message in result.output
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_several_files_make_shards_with_the_bytes_of_each_alone(run, tmp_path):
+    alone, _ = run()
+    Path("night").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        Path("night", name).write_text(Path("in.jsonl").read_text())
+
+    def over_night(*options: str):
+        return CliRunner().invoke(main, ["bound", "night", "-o", "done", "--block-size", "4", *options])
+
+    whole = over_night()
+    assert whole.exit_code == alone.exit_code == 3, whole.output
+    for name in ("a.jsonl", "b.jsonl"):
+        assert Path("done", name).read_bytes() == Path("out.jsonl").read_bytes()
+    of_one, of_both = (
+        next(line for line in result.output.splitlines() if "states evaluated" in line) for result in (alone, whole)
+    )
+    assert int(of_both.split()[-2].replace(",", "")) == 2 * int(of_one.split()[-2].replace(",", ""))
+    Path("done", "b.jsonl").unlink()
+    resumed = over_night("--resume")
+    assert resumed.exit_code == 3 and "3; the numbers below are of the other rows" in resumed.output
+    assert Path("done", "b.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
+    other = over_night("--resume", "--z", "3")
+    assert other.exit_code == 2 and "was made by other options" in other.stderr
