@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 EXAMPLE := examples/summaries.jsonl
 
-.PHONY: demo small test test-forced-on test-forced-off test-paths lint sanitize dist clean
+.PHONY: demo small test test-extras test-forced-on test-forced-off test-paths lint sanitize dist clean
 
 demo: .venv/installed
 	$(BIN)/diffscore score $(EXAMPLE) -o scored.jsonl --draws 4 --mask-ratios stratified --show 16
@@ -32,6 +32,19 @@ test-forced-off: .venv/tested
 
 test-paths: .venv/tested
 	$(BIN)/python -m pytest --products other $(ON_PATHS) --deselect tests/engine/test_memory.py
+
+# The adapters for harnesses and libraries, with the real packages, in an environment of their own above .venv.
+# DeepEval comes last: it needs an older click than .venv has.
+test-extras: build/extras/ready
+	OMP_NUM_THREADS=1 build/extras/bin/python -m pytest -m extras -p no:asyncio tests/integrations
+
+build/extras/ready: requirements-extras.txt .venv/tested
+	$(BIN)/python -m venv --clear build/extras
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$(build/extras/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	build/extras/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-extras.txt
+	build/extras/bin/python -m pip install --quiet --disable-pip-version-check deepeval==4.3.1
+	touch $@
 
 lint: .venv/tested
 	$(BIN)/ruff check .

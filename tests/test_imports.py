@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "diffscore_fast"
 # A part may import those of later lines, and itself; scoring and bounds do not import each other.
 LAYERS = (
-    {"cli", "compat", "training"},
+    {"cli", "compat", "integrations", "training"},
     {"distributed"},
     {"scoring", "bounds"},
     {"engine"},
