@@ -31,6 +31,7 @@ class Service:
     def __init__(self, scorer: DiffScorer, settings: Settings) -> None:
         self.scorer, self.settings = scorer, settings
         self.metrics, self.logger = Metrics(), make_logger()
+        self.dtype = scorer.signature(self.config()).dtype
         self.queue = ScoringQueue(settings.batch_tokens, settings.max_wait, self.metrics.observe)
         self.metrics.queued_requests.set_function(lambda: self.queue.waiting_requests)
         self.metrics.queued_tokens.set_function(lambda: self.queue.waiting_tokens)

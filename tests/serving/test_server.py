@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.service import served
+
 ROW = {"source": "The cat sat on the mat. " * 40, "candidate": "A cat sat. " * 40}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def served(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The process of a service, and its address."""
-    port = free_port()
-    command = [sys.executable, "-m", "diffscore_fast.cli.main", "serve", "--port", str(port), *options]
-    environment = {key: value for key, value in os.environ.items() if key != "DIFFSCORE_TOKEN"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
-    try:
-        for _ in range(600):
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/ready")
-                break
-            except httpx.TransportError:
-                assert process.poll() is None, process.stderr.read().decode()
-                time.sleep(0.1)
-        yield process, f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_sigterm_answers_what_was_asked_and_ends_with_0(mini):

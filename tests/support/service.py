@@ -1,10 +1,16 @@
-"""A service for tests: in this process, without sockets."""
+"""Services for tests: in this process without sockets, and as a process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -50,3 +56,30 @@ def get(scorer: DiffScorer, path: str, settings: Settings = DEFAULT, **headers: 
         return await client.get(path, headers=headers)
 
     return running(scorer, settings, use)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def served(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process of a service, and its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "diffscore_fast.cli.main", "serve", "--port", str(port), *options]
+    environment = {key: value for key, value in os.environ.items() if key != "DIFFSCORE_TOKEN"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
+    try:
+        for _ in range(600):
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/ready")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
