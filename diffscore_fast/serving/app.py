@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from diffscore_fast.scoring.scorer import DiffScorer
-from diffscore_fast.serving import completions, scores
+from diffscore_fast.serving import bounds, comparisons, completions, rankings, scores
 from diffscore_fast.serving.answers import JSONAnswer, RefusedError, refused
 from diffscore_fast.serving.guard import Guard
 from diffscore_fast.serving.service import Service
@@ -48,12 +48,13 @@ def create_app(scorer: DiffScorer, settings: Settings) -> Guard:
     # The page of FastAPI for the description loads its parts from elsewhere: there is the description alone.
     app = FastAPI(title="diffscore", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
-    for part in (router, scores.router, completions.router):
+    parts = (router, *(module.router for module in (scores, bounds, comparisons, completions, rankings)))
+    for part in parts:
         app.include_router(part)
     app.add_exception_handler(RefusedError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(RequestValidationError, _refuse_fields)
-    paths = frozenset(app.openapi()["paths"]) | {"/openapi.json"}
+    paths = frozenset(getattr(route, "path", "") for part in parts for route in part.routes) | {"/openapi.json"}
     return Guard(app, service, paths)
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from diffscore_fast.bounds.likelihood import LikelihoodBounds
 from diffscore_fast.errors import DiffScoreError, is_out_of_memory
 from diffscore_fast.scoring.config import ScoreConfig, make_config
 from diffscore_fast.scoring.scorer import DiffScorer
@@ -31,6 +32,7 @@ class Service:
     def __init__(self, scorer: DiffScorer, settings: Settings) -> None:
         self.scorer, self.settings = scorer, settings
         self.metrics, self.logger = Metrics(), make_logger()
+        self._bounds: dict[int, LikelihoodBounds] = {}  # by block size: a model has few
         self.dtype = scorer.signature(self.config()).dtype
         self.queue = ScoringQueue(settings.batch_tokens, settings.max_wait, self.metrics.observe)
         self.metrics.queued_requests.set_function(lambda: self.queue.waiting_requests)
@@ -48,6 +50,22 @@ class Service:
             return self.scorer.complete(make_config(self.scorer.spec.default_pattern, **options))
         except DiffScoreError as error:
             raise RefusedError(400, str(error)) from None
+
+    async def bounds(self, block_size: int) -> LikelihoodBounds:
+        """The product that bounds likelihoods in blocks of this size, by the scorer's model; made at its first use.
+
+        Raises
+        ------
+        RefusedError
+            If the model has no such blocks.
+        """
+        if block_size not in self._bounds:
+            try:
+                made = await asyncio.to_thread(LikelihoodBounds.sharing, self.scorer, block_size=block_size)
+            except DiffScoreError as error:
+                raise RefusedError(400, str(error)) from None
+            self._bounds.setdefault(block_size, made)
+        return self._bounds[block_size]
 
     async def score(self, rows: Sequence[tuple[Any, ...]], config: ScoreConfig) -> ScoreTable:
         """Scores of rows, computed together with those of other requests; at least one row."""
