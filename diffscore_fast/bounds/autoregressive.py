@@ -78,7 +78,7 @@ def left_to_right(
     best = runner.best(prefixes, windows, pattern, progress)
     best_log_probs = runner.run(prefixes, replace(windows, targets=best), pattern, progress).astype(np.float64)
     log_probs = runner.run(prefixes, windows, pattern, progress).astype(np.float64)
-    found = []
+    found: list[LeftToRight] = []
     offsets = offsets_of(sequences.target_lengths)
     for first, last in zip(offsets[:-1], offsets[1:], strict=True):
         own, top, top_log_probs = (values[first:last].copy() for values in (log_probs, best, best_log_probs))

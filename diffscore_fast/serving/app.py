@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from diffscore_fast.scoring.scorer import DiffScorer
-from diffscore_fast.serving import bounds, comparisons, completions, rankings, scores
+from diffscore_fast.serving import bounds, comparisons, completions, page, rankings, scores
 from diffscore_fast.serving.answers import JSONAnswer, RefusedError, refused
 from diffscore_fast.serving.guard import Guard
 from diffscore_fast.serving.service import Service
@@ -48,7 +48,7 @@ def create_app(scorer: DiffScorer, settings: Settings) -> Guard:
     # The page of FastAPI for the description loads its parts from elsewhere: there is the description alone.
     app = FastAPI(title="diffscore", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
-    parts = (router, *(module.router for module in (scores, bounds, comparisons, completions, rankings)))
+    parts = (router, *(module.router for module in (scores, bounds, comparisons, completions, rankings, page)))
     for part in parts:
         app.include_router(part)
     app.add_exception_handler(RefusedError, _refuse)
