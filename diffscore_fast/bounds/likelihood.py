@@ -80,22 +80,12 @@ class LikelihoodBounds(ScoringModel):
 
     @classmethod
     def sharing(cls, model: ScoringModel, *, block_size: int = DEFAULT_BLOCK_SIZE) -> LikelihoodBounds:
-        """Bounds by a model that is loaded already, on its runner.
-
-        Parameters
-        ----------
-        model : ScoringModel
-            Such as a `DiffScorer`, which can be used at the same time.
-        block_size : int
+        """Bounds by a model that is loaded already, such as a `DiffScorer`, which can be used at the same time.
 
         Raises
         ------
-        InputError
-            If the model is in int8.
-        CheckpointError
-            If the model fails its own check with these blocks.
-        UnsupportedPatternError
-            If the model was not trained with this block size.
+        InputError, CheckpointError, UnsupportedPatternError
+            If the model is in int8, fails its own check with these blocks, or was not trained with their size.
         """
         made = cls.__new__(cls)
         made.block_size, made._attention = block_size, AttentionPattern("block", block_size)
