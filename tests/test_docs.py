@@ -120,7 +120,9 @@ def test_options_that_the_pages_name_exist():
     assert named - known == OTHER_OPTIONS
 
 
-OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--data", "--help"}  # of pip, benches, and all
+# Of pip, benches, and all; of curl, docker and lm_eval.
+OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--data", "--help"}
+OTHER_OPTIONS |= {"--json", "--build-arg", "--tasks", "--model_args"}
 
 
 def test_pages_link_to_files_and_headings_that_exist():

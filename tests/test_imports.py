@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "diffscore_fast"
 # A part may import those of later lines, and itself; scoring and bounds do not import each other.
 LAYERS = (
     {"cli", "compat", "integrations", "training"},
-    {"distributed"},
+    {"distributed", "serving"},
     {"scoring", "bounds"},
     {"engine"},
     {"backbones", "io"},

@@ -78,6 +78,22 @@ class LikelihoodBounds(ScoringModel):
         del self._arguments["attention"]
         self._arguments["block_size"] = block_size
 
+    @classmethod
+    def sharing(cls, model: ScoringModel, *, block_size: int = DEFAULT_BLOCK_SIZE) -> LikelihoodBounds:
+        """Bounds by a model that is loaded already, such as a `DiffScorer`, which can be used at the same time.
+
+        Raises
+        ------
+        InputError, CheckpointError, UnsupportedPatternError
+            If the model is in int8, fails its own check with these blocks, or was not trained with their size.
+        """
+        made = cls.__new__(cls)
+        made.block_size, made._attention = block_size, AttentionPattern("block", block_size)
+        made._share(model, made._attention)
+        made._arguments = {**model._arguments, "block_size": block_size}
+        made._arguments.pop("attention", None)
+        return made
+
     def estimate(
         self,
         texts: Sequence[str | None],
@@ -197,20 +213,24 @@ class LikelihoodBounds(ScoringModel):
         """
         if config.exact:
             check_lattice(self.block_size, config.forced)
+        cut = chunks(
+            texts,
+            self.text_size(config),
+            self._chunk_tokens(TOKENS_CHUNK),
+            self._chunk_seconds(by_time),
+        )
+        for chunk in cut:
+            yield self._bound_batch(chunk, config, progress)
+
+    def text_size(self, config: BoundsConfig) -> Callable[[Any], int]:
+        """A function from a text to about how many tokens it takes under a configuration."""
         # Windows per token: all states of the lattice, or at most those that the draws visit. Planning also holds a
         # number for each pair of tokens of a block, in each draw.
         windows = 2**self.block_size - 1
         if not config.exact:
             visited = config.draws * min(self.block_size, config.generation.steps or self.block_size)
             windows = max(min(windows, visited), config.draws * self.block_size // 8)
-        cut = chunks(
-            texts,
-            lambda text: windows * token_estimate(text),
-            self._chunk_tokens(TOKENS_CHUNK),
-            self._chunk_seconds(by_time),
-        )
-        for chunk in cut:
-            yield self._bound_batch(chunk, config, progress)
+        return lambda text: windows * token_estimate(text)
 
     def _table(self, texts: Any, config: BoundsConfig, progress: Callable[[int], None] | None) -> BoundsTable:
         tables = list(self.bound_batches(checked_column("texts", texts), config, progress))

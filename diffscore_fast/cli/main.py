@@ -19,6 +19,7 @@ from diffscore_fast.cli.options import (
     score_output_options,
     worker_options,
 )
+from diffscore_fast.cli.serve import run_serve, serve_options
 from diffscore_fast.cli.terminal import Command
 from diffscore_fast.version import __version__
 
@@ -103,6 +104,18 @@ def compare(input_paths: tuple[str, ...], model: str, **options: Any) -> None:
 
     refuse_idle_score_options(options)
     run_and_exit(run_compare, input_paths, model, options)
+
+
+@main.command()
+@serve_options
+def serve(model: str, **options: Any) -> None:
+    """Serve scores over HTTP: POST rows to /v1/scores.
+
+    Requests of all clients are scored together; each row gets the score that it has alone. Listens on this machine
+    only, unless a token is set. SIGTERM answers what has been asked, and ends with exit code 0. Needs the extra
+    `serve`: pip install 'diffscore_fast[serve]'.
+    """
+    run_and_exit(run_serve, model, options)
 
 
 @main.command()

@@ -81,6 +81,10 @@ class ForwardPass(ABC):
         """A token int64 [M] for each of the states [M, D], by uniform numbers float64 [M]."""
         return ops.sample_token(*self._projection(states), torch.from_numpy(numbers), **self._options(ops.AUTO))
 
+    def best(self, states: Tensor) -> Tensor:
+        """The most probable token int64 [M] at each of the states [M, D]."""
+        return ops.best_token(*self._projection(states), **self._options(ops.AUTO))
+
     def _projection(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Transformed states [M, E], weight [V, E] and bias [V]."""
         backbone = self._backbone

@@ -134,6 +134,20 @@ class Runner:
         self._compute_waves(waves, _Call(prefixes, windows, attention, asked, results, numbers))
         return results.values
 
+    def best(
+        self,
+        prefixes: Prefixes,
+        windows: Windows,
+        attention: AttentionPattern,
+        progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """The most probable token int32 [M] of every wanted row. Targets are not read."""
+        asked = np.arange(len(windows))
+        waves = self._waves(prefixes, windows, asked)
+        results = Results(np.zeros(len(windows.wanted), dtype=np.int32), progress)
+        self._compute_waves(waves, _Call(prefixes, windows, attention, asked, results, best=True))
+        return results.values
+
     def clear_cache(self) -> None:
         """Drop all cached prefixes, once the calls of other threads are done. It changes no score."""
         with self._turn():
@@ -264,7 +278,9 @@ class _Call:
     results : Results
         By wanted row of `windows`.
     numbers : float64 [M], optional
-        Uniform numbers to draw a token by at every wanted row; log-probabilities of the targets if not given.
+        Uniform numbers to draw a token by at every wanted row.
+    best : bool
+        The most probable token of every wanted row. Without either, log-probabilities of the targets.
     """
 
     prefixes: Prefixes
@@ -273,6 +289,7 @@ class _Call:
     asked: np.ndarray
     results: Results
     numbers: np.ndarray | None = None
+    best: bool = False
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -312,7 +329,9 @@ class _Wave:
             inputs = WindowPack.build(call.windows, call.asked[pack], self._starts, pattern)
             states = forward.window_states(inputs)
         with stage("head"):
-            if call.numbers is None:
+            if call.best:
+                values = forward.best(states)
+            elif call.numbers is None:
                 values = forward.log_probs(states, call.windows.targets[inputs.wanted_index])
             else:
                 values = forward.sample(states, call.numbers[inputs.wanted_index])

@@ -26,6 +26,7 @@ from diffscore_fast.text.tokenizer import TextTokenizer
 from diffscore_fast.version import __version__
 
 CHUNK_SECONDS = 3.0  # of a run over a file: a killed run loses this much work (or one row that takes longer)
+NO_INT8 = "bounds need probabilities that add to 1, which a model in int8 does not give; use another dtype"
 PACKS_CHUNK = 8  # packs that a GPU gets before the host waits for all of them
 
 
@@ -104,9 +105,7 @@ class ScoringModel:
         if kind is not None and not isinstance(kind, torch.dtype):
             raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, or its name, not {dtype!r}")
         if kind == torch.int8 and not self._takes_int8:
-            raise InputError(
-                "bounds need probabilities that add to 1, which a model in int8 does not give; use another dtype"
-            )
+            raise InputError(NO_INT8)
         loaded = load_model(model, device=device, dtype=kind)
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
@@ -132,6 +131,15 @@ class ScoringModel:
             "dtype": loaded.dtype_name,
             "implementation": _one_name(self._runner.implementations),
         }
+        check_packing(self._runner, attention)
+
+    def _share(self, model: ScoringModel, attention: AttentionPattern) -> None:
+        """Take another product's loaded model, and check it under `attention`."""
+        if model._identity["dtype"] == "int8" and not self._takes_int8:
+            raise InputError(NO_INT8)
+        self.spec, self._tokenizer, self._runner = model.spec, model._tokenizer, model._runner
+        self._identity = model._identity
+        self.spec.pattern(attention.name, attention.block_size)
         check_packing(self._runner, attention)
 
     def tokenize(self, texts: Sequence[Any]) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ int8_logprob               log-prob with an int8 normaliser      int8_linear.py 
 log_mean_exp               log-mean-exp of segments              log_mean_exp.py      cpu, triton, reference
 evidence_bounds            bounds on log-evidence                evidence_bounds.py   cpu, triton, reference
 sample_token               a token drawn from the softmax        sample_token.py      reference
+best_token                 the most probable token               best_token.py        reference
 =========================  ====================================  ===================  ==================================
 
 `registry.py` chooses: "auto" takes the first implementation that can run, a name takes that one or raises. The `cpu`
@@ -27,6 +28,7 @@ Three parts have no caller in the package. They are library API, tested like the
 """
 
 from diffscore_fast.ops.attention_layout import AttentionLayout
+from diffscore_fast.ops.best_token import BEST_TOKEN, best_token
 from diffscore_fast.ops.evidence_bounds import EVIDENCE_BOUNDS, EvidenceBounds, evidence_bounds
 from diffscore_fast.ops.int8_linear import (
     INT8_FEED_FORWARD,
@@ -64,10 +66,12 @@ OPERATIONS = (
     LOG_MEAN_EXP,
     EVIDENCE_BOUNDS,
     SAMPLE_TOKEN,
+    BEST_TOKEN,
 )
 
 __all__ = [
     "AUTO",
+    "BEST_TOKEN",
     "EVIDENCE_BOUNDS",
     "INT8_FEED_FORWARD",
     "INT8_LINEAR",
@@ -87,6 +91,7 @@ __all__ = [
     "LogitStatistics",
     "Projection",
     "ResidualNorm",
+    "best_token",
     "evidence_bounds",
     "int8_feed_forward",
     "int8_linear",

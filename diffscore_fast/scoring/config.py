@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -14,26 +16,35 @@ from diffscore_fast.options import (
     ATTENTION_OPTIONS,
     DEFAULT_ALPHA,
     DEFAULT_DIRECTION,
+    DEFAULT_DRAWS,
     DEFAULT_ESTIMATOR,
+    DEFAULT_LEVELS,
+    DEFAULT_MASK_RATIOS,
     DEFAULT_MASK_WORDS,
+    DEFAULT_MASKING,
     DEFAULT_MAX_DRAWS,
     DEFAULT_OVERLENGTH,
     DEFAULT_SEED,
     DEFAULT_TAGGER,
+    DEFAULT_TEMPLATE,
     DIRECTIONS,
     ESTIMATORS,
     MASK_WORDS,
     MAX_DRAWS,
     OVERLENGTH_POLICIES,
     Aggregate,
+    AttentionOption,
+    Coupling,
     Direction,
     EstimatorName,
     FullDraws,
+    Masking,
+    MaskRatios,
     MaskWords,
     Overlength,
 )
 from diffscore_fast.scoring.mask_design import MaskDesign
-from diffscore_fast.text.templates import PLAIN, Template
+from diffscore_fast.text.templates import PLAIN, Template, find_template
 
 # The patterns that each value of `attention` reads. The corrected estimator reads all draws under the first of its
 # patterns, and some of them under the second.
@@ -244,3 +255,80 @@ def default_full_draws(attention: str, design: MaskDesign, full_draws: FullDraws
     if attention == "corrected" and full_draws is None:
         return max(2, design.num_replicates)
     return full_draws
+
+
+def make_config(
+    default_pattern: str,
+    *,
+    direction: Direction = DEFAULT_DIRECTION,
+    draws: int = DEFAULT_DRAWS,
+    seed: int = DEFAULT_SEED,
+    masks_by_item: bool = False,
+    estimator: EstimatorName = DEFAULT_ESTIMATOR,
+    mask_ratios: MaskRatios = DEFAULT_MASK_RATIOS,
+    masking: Masking = DEFAULT_MASKING,
+    levels: int = DEFAULT_LEVELS,
+    replicates: int | None = None,
+    coupling: Coupling | None = None,
+    target_stderr: float | None = None,
+    max_draws: int = DEFAULT_MAX_DRAWS,
+    level_weights: Sequence[float] | None = None,
+    length_normalised: bool = False,
+    alpha: float = DEFAULT_ALPHA,
+    attention: AttentionOption | None = None,
+    block_size: int | None = None,
+    full_draws: FullDraws | None = None,
+    overlength: Overlength = DEFAULT_OVERLENGTH,
+    token_scores: bool = False,
+    template: str | Path | Template = DEFAULT_TEMPLATE,
+    aggregate: Aggregate | None = None,
+    mask_words: MaskWords = DEFAULT_MASK_WORDS,
+    tagger: str = DEFAULT_TAGGER,
+) -> ScoreConfig:
+    """The configuration that the keyword arguments of `DiffScorer.score` describe.
+
+    Parameters
+    ----------
+    default_pattern : str
+        The model's, read where neither `attention` nor `block_size` is given.
+    masks_by_item : bool
+        Rows have items.
+    aggregate : {"max", "mean"}, optional
+        Rows have references, and this is made of them.
+
+    Raises
+    ------
+    InputError
+        For values that are unknown, out of range, or do not go together.
+    """
+    design = MaskDesign(
+        draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
+    )
+    weights = None
+    if level_weights is not None:
+        weights = tuple(real_number("a level weight", weight) for weight in level_weights)
+    name = attention or ("block" if block_size is not None else default_pattern)
+    reconstruction = ReconstructionConfig(
+        estimator,
+        design,
+        weights,
+        length_normalised=length_normalised,
+        target_stderr=target_stderr,
+        max_draws=max_draws,
+        full_draws=default_full_draws(name, design, full_draws),
+    )
+    return ScoreConfig(
+        direction=direction,
+        reconstruction=reconstruction,
+        alpha=alpha,
+        seed=seed,
+        masks_by_item=masks_by_item,
+        attention=name,
+        block_size=block_size,
+        overlength=overlength,
+        token_scores=token_scores,
+        template=find_template(template),
+        aggregate=aggregate,
+        mask_words=mask_words,
+        tagger=tagger,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diffscore_fast.arguments import checked_column, real_number
+from diffscore_fast.arguments import checked_column
 from diffscore_fast.engine.plan import Estimator, Sequences
 from diffscore_fast.engine.profile import stage
 from diffscore_fast.engine.ragged import offsets_of, segment_ids, spread
@@ -44,8 +44,7 @@ from diffscore_fast.options import (
     MaskWords,
     Overlength,
 )
-from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, default_full_draws
-from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.config import ScoreConfig, make_config
 from diffscore_fast.scoring.reconstruction import MaskedReconstruction, ReconstructionResult
 from diffscore_fast.scoring.references import aggregate, expand
 from diffscore_fast.scoring.rows import RowTokenizer, TokenRows, checked_columns, scored_texts, split_items
@@ -53,7 +52,7 @@ from diffscore_fast.scoring.table import ScoreTable, TokenScores
 from diffscore_fast.scoring.word_classes import WithinEligible
 from diffscore_fast.signature import Signature
 from diffscore_fast.status import SCORED
-from diffscore_fast.text.templates import Template, find_template
+from diffscore_fast.text.templates import Template
 from diffscore_fast.text.tokenizer import Encoded
 
 # About how many window tokens are planned together: a limit on memory, and on the work that a killed run loses.
@@ -217,33 +216,29 @@ class DiffScorer(ScoringModel):
         UnsupportedPatternError
             If the model was not trained with the attention pattern.
         """
-        design = MaskDesign(
-            draws, ratios=mask_ratios, masking=masking, levels=levels, replicates=replicates, coupling=coupling
-        )
-        weights = None
-        if level_weights is not None:
-            weights = tuple(real_number("a level weight", weight) for weight in level_weights)
-        name = attention or ("block" if block_size is not None else self.spec.default_pattern)
-        reconstruction = ReconstructionConfig(
-            estimator,
-            design,
-            weights,
-            length_normalised=length_normalised,
-            target_stderr=target_stderr,
-            max_draws=max_draws,
-            full_draws=default_full_draws(name, design, full_draws),
-        )
-        config = ScoreConfig(
+        config = make_config(
+            self.spec.default_pattern,
             direction=direction,
-            reconstruction=reconstruction,
-            alpha=alpha,
+            draws=draws,
             seed=seed,
             masks_by_item=items is not None,
-            attention=name,
+            estimator=estimator,
+            mask_ratios=mask_ratios,
+            masking=masking,
+            levels=levels,
+            replicates=replicates,
+            coupling=coupling,
+            target_stderr=target_stderr,
+            max_draws=max_draws,
+            level_weights=level_weights,
+            length_normalised=length_normalised,
+            alpha=alpha,
+            attention=attention,
             block_size=block_size,
+            full_draws=full_draws,
             overlength=overlength,
             token_scores=token_scores,
-            template=find_template(template),
+            template=template,
             aggregate=None if references is None else aggregate,
             mask_words=mask_words,
             tagger=tagger,
