@@ -36,7 +36,7 @@ test-paths: .venv/tested
 # The adapters for harnesses and libraries, with the real packages, in an environment of their own above .venv.
 # DeepEval comes last: it needs an older click than .venv has.
 test-extras: build/extras/ready
-	OMP_NUM_THREADS=1 build/extras/bin/python -m pytest -m extras -p no:asyncio tests/integrations
+	OMP_NUM_THREADS=1 build/extras/bin/python -m pytest -m extras -p no:asyncio tests/integrations tests/serving/test_lm_eval_client.py
 
 build/extras/ready: requirements-extras.txt .venv/tested
 	$(BIN)/python -m venv --clear build/extras
