@@ -136,7 +136,8 @@ async def open_loop(
     address: str, requests: list[tuple[list[dict[str, str]], np.ndarray]], rate: float, seconds: float
 ) -> tuple[Load, int]:
     """Requests at a fixed rate, whatever the answers; the load, and how many were sent."""
-    load, tasks = Load(), []
+    load = Load()
+    tasks: list[asyncio.Future[None]] = []
     endless = itertools.cycle(requests)
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
         started = time.perf_counter()
