@@ -122,7 +122,7 @@ def test_options_that_the_pages_name_exist():
 
 # Of pip, benches, and all; of curl, docker and lm_eval.
 OTHER_OPTIONS = {"--no-build-isolation", "--bart-large", "--against", "--data", "--help"}
-OTHER_OPTIONS |= {"--json", "--build-arg", "--tasks", "--model_args"}
+OTHER_OPTIONS |= {"--build-arg", "--tasks", "--model_args"}
 
 
 def test_pages_link_to_files_and_headings_that_exist():
