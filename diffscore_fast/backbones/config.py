@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES
+from diffscore_fast.backbones.dit_families import DIT_FAMILIES
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
 from diffscore_fast.backbones.small import SMALL, small_folder
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
@@ -54,15 +55,22 @@ def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     if name == SMALL:
         raise CheckpointError("model 'small' has not been made on this machine; `diffscore get small` does it, once")
     repository, _, revision = name.partition("@")
-    try:
-        cached = snapshot_download(repository, revision=revision or None, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError):
+    cached = cached_folder(repository, revision or None)
+    if cached is None:
         known = ", ".join([*EMBEDDED_MODELS, SMALL])
         raise CheckpointError(
             f"no model {name!r}: neither an embedded model ({known}) nor a folder, nor in the "
             f"local Hugging Face cache; nothing is downloaded here, `hf download {repository}` would"
-        ) from None
-    return Path(cached), repository
+        )
+    return cached, repository
+
+
+def cached_folder(repository: str, revision: str | None = None) -> Path | None:
+    """The folder of a repository in the local Hugging Face cache; None if it is not there. Nothing is downloaded."""
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
 
 
 def check_name(model: Any) -> None:
@@ -150,7 +158,8 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
 
 def _check_masked(path: Path, config: dict, architectures: list[str]) -> None:
     """Refuse a config.json that does not describe a masked language model, and name what it does describe."""
-    family = BERT_FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
+    kind = config["model_type"]
+    family = BERT_FAMILIES.get(kind) or LLAMA_FAMILIES.get(kind) or DIT_FAMILIES.get(kind)
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
     needs_section = isinstance(family, LlamaFamily) and family.states_patterns
     is_causal = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})

@@ -22,7 +22,6 @@ from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import chunks, token_estimate
 from diffscore_fast.options import (
-    DEFAULT_BLOCK_SIZE,
     DEFAULT_GENERATION,
     DEFAULT_MODEL,
     DEFAULT_ORDER_DESIGN,
@@ -49,8 +48,8 @@ class LikelihoodBounds(ScoringModel):
     ----------
     model : str or Path
         "mini", or the folder of a model that has the attention pattern `block`.
-    block_size : int
-        L', tokens per block: one of the model's block sizes.
+    block_size : int, optional
+        L', tokens per block: one of the model's block sizes. If not given, 8, or the model's own if it lacks 8.
     options
         Further arguments of `ScoringModel`: device, dtype, memory and others.
 
@@ -69,14 +68,12 @@ class LikelihoodBounds(ScoringModel):
     True
     """
 
-    def __init__(
-        self, model: str | Path = DEFAULT_MODEL, *, block_size: int = DEFAULT_BLOCK_SIZE, **options: Any
-    ) -> None:
-        self.block_size = block_size
-        self._attention = AttentionPattern("block", block_size)
-        super().__init__(model, attention=self._attention, **options)
+    def __init__(self, model: str | Path = DEFAULT_MODEL, *, block_size: int | None = None, **options: Any) -> None:
+        super().__init__(model, attention=AttentionPattern("block", block_size or 0), **options)
+        self._attention = self.default_attention
+        self.block_size = self._attention.block_size
         del self._arguments["attention"]
-        self._arguments["block_size"] = block_size
+        self._arguments["block_size"] = self.block_size
 
     def estimate(
         self,

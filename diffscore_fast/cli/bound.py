@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from diffscore_fast.backbones.loader import read_spec
+from diffscore_fast.backbones.spec import PatternSpec
 from diffscore_fast.bounds.config import BoundsConfig, check_lattice, make_generation
 from diffscore_fast.bounds.intervals import checked_z, widened_perplexity
 from diffscore_fast.bounds.likelihood import LikelihoodBounds
@@ -17,7 +19,7 @@ from diffscore_fast.cli.rows import FileRun, dialect_options, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.options import MAX_AUTO_EXACT_BLOCK_SIZE
+from diffscore_fast.options import DEFAULT_BLOCK_SIZE, MAX_AUTO_EXACT_BLOCK_SIZE
 from diffscore_fast.status import SCORED
 
 RESAMPLES = 400
@@ -37,13 +39,19 @@ TOTALS = (
 
 def run_bound(input_path: str, output_path: str, model: str, options: dict[str, Any]) -> bool:
     """Bound a file of texts. Returns and raises as `run_score`."""
-    method, sampling = options["method"], options["sampling_options"]
+    method, sampling, block_size = options["method"], options["sampling_options"], options["block_size"]
+    spec = read_spec(model)
+    if block_size is None:
+        block_size = spec.block_size_near(DEFAULT_BLOCK_SIZE)
+    autoregressive = options["autoregressive"]
+    if autoregressive is None:
+        autoregressive = 1 in spec.patterns.get("block", PatternSpec(0)).block_sizes
     if method == "auto":
-        method = "exact" if options["block_size"] <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
+        method = "exact" if block_size <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
     if method == "exact" and sampling:
         raise InputError(f"{', '.join(sampling)}: only for sampled orders, not for --method exact")
     if method == "exact":
-        check_lattice(options["block_size"], options["force"])
+        check_lattice(block_size, options["force"])
     steps = options["steps"]
     generation = make_generation(
         "any-order" if steps is None else "parallel",
@@ -60,7 +68,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         folds=options["folds"],
         design=options["order_design"],
         seed=options["seed"],
-        autoregressive=options["autoregressive"],
+        autoregressive=autoregressive,
         comparators=options["comparators"],
         forced=options["force"],
     )
@@ -116,7 +124,7 @@ def run_bound(input_path: str, output_path: str, model: str, options: dict[str, 
         }
 
     try:
-        bounds = LikelihoodBounds(model, block_size=options["block_size"], **arguments)
+        bounds = LikelihoodBounds(model, block_size=block_size, **arguments)
         run.process(batches, fields, f"{bounds.signature(config)} z:{z}")
     except BaseException:
         run.abandon()

@@ -19,7 +19,7 @@ from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import CheckpointError, InputError
-from diffscore_fast.options import DTYPES, DTypeName
+from diffscore_fast.options import DEFAULT_BLOCK_SIZE, DTYPES, DTypeName
 from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import TextTokenizer
@@ -113,7 +113,10 @@ class ScoringModel:
         self.spec = loaded.backbone.spec
         default = self.spec.default_pattern
         attention = attention or AttentionPattern(default, self.spec.patterns[default].default_block_size)
+        if attention.name == "block" and not attention.block_size and "block" in self.spec.patterns:
+            attention = AttentionPattern("block", self.spec.block_size_near(DEFAULT_BLOCK_SIZE))
         self.spec.pattern(attention.name, attention.block_size)
+        self.default_attention = attention
         self._tokenizer = loaded.tokenizer
         self._runner = Runner(
             backbone,
