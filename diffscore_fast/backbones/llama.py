@@ -14,11 +14,16 @@ from diffscore_fast.backbones.spec import BackboneSpec
 class LlamaLayer(nn.Module):
     """One layer. Queries, keys and values share one weight; the gate and the projection that it gates share another."""
 
-    def __init__(self, spec: BackboneSpec, intermediate_size: int, eps: float, qkv_bias: bool) -> None:
+    def __init__(
+        self, spec: BackboneSpec, intermediate_size: int, eps: float, qkv_bias: bool, head_norms: bool
+    ) -> None:
         super().__init__()
         size, head_dim = spec.hidden_size, spec.head_dim
         self.attention_norm = nn.RMSNorm(size, eps=eps)
         self.qkv = nn.Linear(size, (spec.num_heads + 2 * spec.num_kv_heads) * head_dim, bias=qkv_bias)
+        if head_norms:
+            self.query_norm = nn.RMSNorm(head_dim, eps=eps)
+            self.key_norm = nn.RMSNorm(head_dim, eps=eps)
         self.out = nn.Linear(spec.num_heads * head_dim, size, bias=False)
         self.feed_forward_norm = nn.RMSNorm(size, eps=eps)
         self.gate_up = nn.Linear(size, 2 * intermediate_size, bias=False)
@@ -38,6 +43,8 @@ class LlamaBackbone(RotaryBackbone):
     rotary_base : float
         See `RotaryBackbone`.
     qkv_bias : bool
+    head_norms : bool
+        Whether each head of the queries and keys has an RMS norm before its position (Qwen3).
     tied_head : bool
         Whether the vocabulary projection is the embedding.
     """
@@ -50,11 +57,14 @@ class LlamaBackbone(RotaryBackbone):
         eps: float,
         rotary_base: float,
         qkv_bias: bool = False,
+        head_norms: bool = False,
         tied_head: bool = False,
     ) -> None:
         super().__init__(spec, rotary_base)
         self.token_embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(LlamaLayer(spec, intermediate_size, eps, qkv_bias) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            LlamaLayer(spec, intermediate_size, eps, qkv_bias, head_norms) for _ in range(spec.num_layers)
+        )
         self.norm = nn.RMSNorm(spec.hidden_size, eps=eps)
         self.head = None if tied_head else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 

@@ -185,6 +185,8 @@ def _read_checkpoint(name_or_path: str | Path) -> tuple[_Checkpoint, TextTokeniz
     tokenizer, control = read_tokenizer(folder, config)
     _check_rows(folder, tokenizer, config.get("vocab_size"))
     files = _weight_files(folder, config)
+    if config["model_type"] in LLAMA_FAMILIES:  # some leave it to the tokenizer
+        config = {**config, "mask_token_id": tokenizer.mask_id}
     return _Checkpoint(folder, name, config, files, tokenizer.mask_id, control), tokenizer
 
 

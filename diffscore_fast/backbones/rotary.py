@@ -16,7 +16,8 @@ class RotaryBackbone(Network):
     """A pre-norm network with rotary positions, split around attention as `SplitBackbone` asks.
 
     A subclass makes `token_embedding`, `norm` (before the vocabulary) and `layers`, whose members have at least
-    `attention_norm` and `qkv` (rows of all queries, then keys, then values).
+    `attention_norm` and `qkv` (rows of all queries, then keys, then values), and may have `query_norm` and `key_norm`,
+    norms of each head.
 
     Parameters
     ----------
@@ -45,10 +46,15 @@ class RotaryBackbone(Network):
             query, key, value = self._heads(self._product(block.qkv, normed)).split(
                 [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1
             )
-            return self._turned(query, positions), self._turned(key, positions), value
+            return (
+                self._placed(query, block, "query_norm", positions),
+                self._placed(key, block, "key_norm", positions),
+                value,
+            )
         rows = spec.num_heads * spec.head_dim
         query = self._heads(self._product(block.qkv, normed[query_rows], slice(rows)))
-        return self._turned(query, positions[query_rows]), *self._keys_values(block, normed, positions)
+        query = self._placed(query, block, "query_norm", positions[query_rows])
+        return query, *self._keys_values(block, normed, positions)
 
     def keys_values(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         block = self._layer(layer)
@@ -63,7 +69,12 @@ class RotaryBackbone(Network):
     def _keys_values(self, block: Any, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         rows = slice(self.spec.num_heads * self.spec.head_dim, None)
         key, value = self._heads(self._product(block.qkv, normed, rows)).split(self.spec.num_kv_heads, dim=1)
-        return self._turned(key, positions), value
+        return self._placed(key, block, "key_norm", positions), value
+
+    def _placed(self, rows: Tensor, block: Any, norm: str, positions: Tensor) -> Tensor:
+        """Queries or keys [N, H, d], normed head by head if the layer has that norm, with their positions applied."""
+        head_norm = getattr(block, norm, None)
+        return self._turned(rows if head_norm is None else head_norm(rows), positions)
 
     def _product(self, layer: nn.Linear, x: Tensor, rows: slice = slice(None), **epilogue: Any) -> Tensor:
         """The product with those rows of the layer's weight."""

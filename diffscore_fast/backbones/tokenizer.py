@@ -89,9 +89,6 @@ def _end_to_end_tokenizer(folder: Path, config: dict, content: str | None) -> tu
 
     All added tokens count as control tokens, whatever the file calls them: no text is encoded to one.
     """
-    mask = config.get("mask_token_id")
-    if not isinstance(mask, int):
-        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
     try:
         stored = json.loads((folder / "tokenizer.json").read_text("utf-8") if content is None else content)
         tokens = {token["content"]: token["id"] for token in stored["added_tokens"]}
@@ -99,6 +96,9 @@ def _end_to_end_tokenizer(folder: Path, config: dict, content: str | None) -> tu
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/tokenizer.json: not a readable tokenizer ({error!r})") from None
     named = _named_token(folder, "mask_token")
+    mask = config.get("mask_token_id", tokens.get(LLAMA_FAMILIES[config["model_type"]].mask_token))
+    if not isinstance(mask, int):
+        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
     if named is not None and tokens.get(named, mask) != mask:
         raise CheckpointError(
             f"{folder}: tokenizer_config.json masks with {named!r}, token {tokens[named]}; "

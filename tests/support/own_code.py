@@ -27,6 +27,7 @@ from diffscore_fast.backbones.loader import LoadedModel, load_model
 from diffscore_fast.engine.plan import AttentionPattern, MaskPlan, Sequences
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.engine.windows import compose, split_at_blocks
+from tests.support.block_checkpoints import save_block_model
 from tests.support.checkpoints import SENTENCES
 from tests.support.dit_checkpoints import save_dit_model
 
@@ -35,6 +36,8 @@ KEPT, ROWS = 60, 150
 SOURCES = {
     "mdlm": "kuleshov-group/bd3lms@1c3e8f43d88d, models/hf, with cross_attn false",
     "bd3lm": "kuleshov-group/bd3lms@1c3e8f43d88d, models/hf",
+    "sdar": "JetAstra/SDAR@c2041a833333, training/model/SDAR-4B-Chat, without flash_attn",
+    "a2d": "ZHZisZZ/dllm@ca176752fbce, dllm/pipelines/a2d/models",
 }
 # A model to compare: how its random checkpoint is saved, and under which attention.
 CASES: dict[str, tuple[Callable[[Path], Path], AttentionPattern]] = {
@@ -42,6 +45,12 @@ CASES: dict[str, tuple[Callable[[Path], Path], AttentionPattern]] = {
     "bd3lm": (lambda folder: save_dit_model("bd3lm", folder, 4), AttentionPattern("block", 4)),
     "bd3lm-8": (lambda folder: save_dit_model("bd3lm", folder, 8), AttentionPattern("block", 8)),
     "bd3lm-16": (lambda folder: save_dit_model("bd3lm", folder, 16), AttentionPattern("block", 16)),
+    "sdar": (lambda folder: save_block_model("sdar", folder), AttentionPattern("block", 4)),
+    "sdar-16": (lambda folder: save_block_model("sdar", folder), AttentionPattern("block", 16)),
+    "a2d-qwen3": (lambda folder: save_block_model("a2d-qwen3", folder), AttentionPattern("full")),
+    "a2d-qwen3-block": (lambda folder: save_block_model("a2d-qwen3", folder), AttentionPattern("block", 32)),
+    "a2d-qwen2-block": (lambda folder: save_block_model("a2d-qwen2", folder), AttentionPattern("block", 8)),
+    "a2d-llama-block": (lambda folder: save_block_model("a2d-llama", folder), AttentionPattern("block", 8)),
 }
 
 
@@ -104,12 +113,65 @@ def bd3lm_logits(case: str, folder: Path, package: str) -> Callable[[list[int], 
     return logits
 
 
+def a2d_logits(case: str, folder: Path, package: str) -> Callable[[list[int], list[int]], torch.Tensor]:
+    """The file's forward; in blocks, under a mask by which each block sees itself masked and those before it clean."""
+    kind = case.split("-")[1]
+    own = importlib.import_module(f"{package}.modeling_{kind}")
+    name = "A2D" + kind.capitalize()
+    config = getattr(own, f"{name}Config")(**_fields(folder))
+    config._attn_implementation = "eager"
+    network = getattr(own, f"{name}LMHeadModel")(config).eval()
+    network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    size = CASES[case][1].block_size
+
+    def forward(line: list[int]) -> torch.Tensor:
+        mask = torch.zeros(1, 1, len(line), len(line))
+        if size:
+            mask.masked_fill_(~_block_causal(len(line), size), torch.finfo(torch.float32).min)
+        return network(torch.tensor([line]), attention_mask=mask, use_cache=False).logits[0]
+
+    return lambda clean, masked: _by_blocks(forward, clean, masked, size)
+
+
+def sdar_logits(case: str, folder: Path, package: str) -> Callable[[list[int], list[int]], torch.Tensor]:
+    """The file's forward under the mask of its `generate.py`, block after block."""
+    own = importlib.import_module(f"{package}.modeling_sdar")
+    network = own.SDARForCausalLM(own.SDARConfig(**_fields(folder))).eval()
+    network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    size = CASES[case][1].block_size
+
+    def forward(line: list[int]) -> torch.Tensor:
+        mask = _block_causal(len(line), size)[None]
+        places = torch.arange(len(line))[None]
+        return network(torch.tensor([line]), attention_mask=mask, position_ids=places, use_cache=False).logits[0]
+
+    return lambda clean, masked: _by_blocks(forward, clean, masked, size)
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    stated = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in stated.items() if name not in ("model_type", "architectures")}
+
+
+def _block_causal(length: int, size: int) -> torch.Tensor:
+    block = torch.arange(length) // size
+    return block[:, None] >= block[None, :]
+
+
+def _by_blocks(forward: Callable, clean: list[int], masked: list[int], size: int) -> torch.Tensor:
+    """Logits of each block in one dense forward over the clean blocks before it and the masked block itself."""
+    if not size:
+        return forward(masked)
+    starts = range(0, len(clean), size)
+    return torch.cat([forward([*clean[:start], *masked[start : start + size]])[start:] for start in starts])
+
+
 def main(case: str, files: Path) -> None:
     """Compare the engine with the modelling files in a folder, and keep the first values."""
     sys.path.insert(0, str(files.parent))
     save, attention = CASES[case]
     family = case.partition("-")[0]
-    readers = {"mdlm": bd3lm_logits, "bd3lm": bd3lm_logits}
+    readers = {"mdlm": bd3lm_logits, "bd3lm": bd3lm_logits, "a2d": a2d_logits, "sdar": sdar_logits}
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         folder = save(Path(scratch) / case)
         loaded = load_model(folder, dtype=torch.float32)
