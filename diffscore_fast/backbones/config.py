@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ OTHER_KINDS = {
     "ForMultipleChoice": "a multiple-choice model",
     "ForPreTraining": "a pre-training model without a masked-LM head",
     "Model": "an encoder without a masked-LM head",
+}
+
+# Text diffusion models that are refused, by the beginning of the architecture's name.
+REFUSED = {
+    "SEDD": "is conditioned on the noise level sigma, which a text with masks does not have",
+    "DiffusionGemma": "replaces tokens by random ones (uniform noise) and has no mask token",
+    "LLaDAMoE": "is a mixture of experts, which no network here has",
+    "LLaDA2Moe": "is a mixture of experts, which no network here has",
+    "SDARMoe": "is a mixture of experts, which no network here has",
+    "Fast_dLLM": "predicts a block's first token from the block before it, which the pattern `block` here does not do",
 }
 
 
@@ -71,6 +82,19 @@ def cached_folder(repository: str, revision: str | None = None) -> Path | None:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError):
         return None
+
+
+def stated_licence(folder: Path) -> str | None:
+    """The licence that the model card (README.md) names in its header; None if there is none."""
+    try:
+        lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not lines or lines[0].strip() != "---":
+        return None
+    header = itertools.takewhile(lambda line: line.strip() != "---", lines[1:])
+    named = [line.partition(":")[2].strip() for line in header if line.startswith("license:")]
+    return named[0] or None if named else None
 
 
 def check_name(model: Any) -> None:
@@ -163,6 +187,10 @@ def _check_masked(path: Path, config: dict, architectures: list[str]) -> None:
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
     needs_section = isinstance(family, LlamaFamily) and family.states_patterns
     is_causal = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
+    for architecture in architectures:
+        for beginning, reason in REFUSED.items():
+            if architecture.startswith(beginning):
+                raise CheckpointError(f"{path}: {architecture} {reason}; it cannot be scored")
     is_other = bool(architectures) and not set(architectures) & set(known)
     if not (is_causal or is_other or config.get("is_decoder")):
         return

@@ -92,7 +92,7 @@ def test_bounds_hold_the_exact_value(folders):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["SDARMoeForCausalLM"]}, "SDARMoeForCausalLM is a causal language model"),
+        ({"architectures": ["SDARMoeForCausalLM"]}, "SDARMoeForCausalLM is a mixture of experts"),
         ({"attention_bias": True}, "attention_bias = True: not supported in models of type 'sdar'"),
         ({"use_sliding_window": True}, "use_sliding_window = True"),
         ({"head_dim": 8}, "wants"),

@@ -156,7 +156,7 @@ def test_scores_do_not_depend_on_neighbours(folders, family):
         ({"cond_dim": CONDITION + 1}, r"sigma_map.mlp.0.weight is \[12, 256\], config.json wants \[13, 256\]"),
         ({"n_blocks": LAYERS + 1}, "missing .*blocks.2"),
         ({"n_blocks": LAYERS - 1}, "unexpected .*blocks.1"),
-        ({"architectures": ["SEDD"]}, "SEDD is not known here"),
+        ({"architectures": ["SEDD"]}, "SEDD is conditioned on the noise level sigma"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, changes, message):
