@@ -11,6 +11,7 @@ In reading order:
   fields), and how a network is built and filled by them;
 - `transformers_adapter`: any other masked language model, run by transformers;
 - `weights`: safetensors files;
+- `peft_adapter`: LoRA adapters in PEFT's layout, merged as weights are read;
 - `config`: where a model's folder is, and its config.json;
 - `tokenizer`: its tokenizer and control tokens;
 - `loader`: `load_model`, which puts all of it together;

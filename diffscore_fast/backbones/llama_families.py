@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.peft_adapter import PeftAdapter
 from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.backbones.weights import StoredTensors
 from diffscore_fast.errors import CheckpointError
@@ -299,8 +300,16 @@ def _numbers(config: dict, family: LlamaFamily, where: str) -> dict[str, Any]:
     return found
 
 
-def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
+def fill_llama(
+    backbone: LlamaBackbone,
+    files: list[Path],
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: PeftAdapter | None = None,
+) -> None:
     """Fill a network from its family's files, one tensor at a time, so that memory holds little more than the model.
+
+    An adapter is merged into each tensor before it is cast.
 
     Raises
     ------
@@ -324,6 +333,8 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
                 raise CheckpointError(
                     f"{files[0].parent}: tensor {name} is {list(part.shape)}, config.json wants {[count, *others]}"
                 )
+        if adapter is not None:
+            parts = [adapter.merged(name, part) for name, part in zip(theirs, parts, strict=True)]
         tensor = parts[0] if len(parts) == 1 else torch.cat([part.to(dtype) for part in parts])
         placed = tensor.to(device=device, dtype=dtype)
         # Copied: a mapped tensor would change with its file.
@@ -334,6 +345,8 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
             f"{files[0].parent}: tensors do not match a {backbone.spec.family} model of {backbone.spec.num_layers} "
             f"layers; missing {sorted(missing)[:4]}, unexpected {sorted(left)[:4]}"
         )
+    if adapter is not None:
+        adapter.check_all_merged()
     backbone.load_state_dict(state, strict=True, assign=True)
     backbone.requires_grad_(False)
 

@@ -19,6 +19,7 @@ from diffscore_fast.backbones.int8 import to_int8
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, build_llama, fill_llama
 from diffscore_fast.backbones.network import Network
+from diffscore_fast.backbones.peft_adapter import PeftAdapter
 from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.backbones.tokenizer import read_tokenizer
 from diffscore_fast.backbones.transformers_adapter import TransformersAdapter, load_adapter
@@ -48,7 +49,11 @@ AnyBackbone = BertBackbone | DitBackbone | LlamaBackbone | TransformersAdapter
 
 
 def load_model(
-    name_or_path: str | Path = "mini", *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    name_or_path: str | Path = "mini",
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    adapter: str | Path | None = None,
 ) -> LoadedModel:
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
@@ -75,6 +80,9 @@ def load_model(
         scores by 0.002 nats per token on SummEval and 0.005 on SFRES (root mean square; rank correlation 0.9996).
         torch.int8 is for this package's own networks on a CPU with AVX-512 VNNI: products of the layers and of the
         normaliser in int8, everything else in float32.
+    adapter : str or Path, optional
+        Folder of a LoRA adapter in PEFT's layout, which is merged into the weights as they are read (networks with
+        Llama's layers only).
 
     Raises
     ------
@@ -95,7 +103,7 @@ def load_model(
     if is_forked():  # weights are converted by OpenMP's threads, which the fork lacks
         torch.set_num_threads(1)
     with memory_named(f"there is no memory to load model {str(name_or_path)!r}; free some, or use a smaller model"):
-        return _load(name_or_path, _usable_device(device), dtype)
+        return _load(name_or_path, _usable_device(device), dtype, adapter)
 
 
 def read_spec(name_or_path: str | Path) -> BackboneSpec:
@@ -126,6 +134,8 @@ class LoadedModel:
         Hash of weights and config.json together: heads, patterns and token types change scores, too.
     dtype_name : str
         What the products run in: the dtype of the hidden states, or "int8".
+    adapter_sha256 : str, optional
+        Hash of the adapter's weights, if one was merged.
     """
 
     backbone: AnyBackbone
@@ -133,6 +143,7 @@ class LoadedModel:
     weights_sha256: str
     fingerprint: str
     dtype_name: str
+    adapter_sha256: str | None = None
 
     @property
     def is_own_network(self) -> bool:
@@ -190,24 +201,28 @@ def _read_checkpoint(name_or_path: str | Path) -> tuple[_Checkpoint, TextTokeniz
     return _Checkpoint(folder, name, config, files, tokenizer.mask_id, control), tokenizer
 
 
-def _load(name_or_path: str | Path, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
+def _load(
+    name_or_path: str | Path, device: torch.device, dtype: torch.dtype | None, adapter: str | Path | None
+) -> LoadedModel:
     checkpoint, tokenizer = _read_checkpoint(name_or_path)
+    added = None if adapter is None else PeftAdapter(Path(adapter), str(name_or_path))
     folder, name, config, files = checkpoint.folder, checkpoint.name, checkpoint.config, checkpoint.files
     dtype = dtype or default_dtype(device, files)
     if dtype == torch.int8:
         _check_int8(name, config, device)
     full = f"{device} has no room for the weights of {name!r} in {dtype}; use a smaller model or dtype"
     with memory_named(full):
-        backbone = _read_network(checkpoint, device, torch.float32 if dtype == torch.int8 else dtype)
+        backbone = _read_network(checkpoint, device, torch.float32 if dtype == torch.int8 else dtype, added)
         if dtype == torch.int8 and isinstance(backbone, Network):
             to_int8(backbone)
     _check_rows(folder, tokenizer, backbone.spec.vocab_size)
     weights_sha256 = _joint_sha256(files)
     if config.get(PACKAGE_SECTION, {}).get("weights_sha256", weights_sha256) != weights_sha256:
         raise CheckpointError(f"{folder}: the weights' SHA-256 differs from config.json's; damaged or replaced")
+    hashed = None if added is None else added.sha256
     canonical = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
-    return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint, str(dtype).removeprefix("torch."))
+    return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint, str(dtype).removeprefix("torch."), hashed)
 
 
 def _check_int8(name: str, config: dict, device: torch.device) -> None:
@@ -218,16 +233,22 @@ def _check_int8(name: str, config: dict, device: torch.device) -> None:
         raise InputError(f"dtype int8 cannot be used with {name!r}, which transformers runs; use another dtype")
 
 
-def _read_network(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> AnyBackbone:
+def _read_network(
+    checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype, adapter: PeftAdapter | None
+) -> AnyBackbone:
     """The network with its weights on the device, by the reader of its family."""
     config, files = checkpoint.config, checkpoint.files
     network = _build_network(checkpoint)
+    if adapter is not None and not isinstance(network, LlamaBackbone):
+        raise InputError(
+            f"an adapter cannot be merged into {checkpoint.name!r}: only into networks with Llama's layers"
+        )
     if network is None:
         check_stored(files)
-        adapter = load_adapter(checkpoint.folder, checkpoint.name, config, checkpoint.mask_id, checkpoint.control)
-        return adapter.to(device, dtype)
+        other = load_adapter(checkpoint.folder, checkpoint.name, config, checkpoint.mask_id, checkpoint.control)
+        return other.to(device, dtype)
     if isinstance(network, LlamaBackbone):
-        fill_llama(network, files, device, dtype)
+        fill_llama(network, files, device, dtype, adapter)
         return network
     if isinstance(network, DitBackbone):
         fill_dit(network, config, files, device, dtype)

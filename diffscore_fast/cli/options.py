@@ -118,6 +118,11 @@ model_options = group(
         metavar="NAME",
     ),
     _option(
+        "--adapter",
+        "Folder of a LoRA adapter in PEFT's layout (safetensors), merged into a model with Llama's layers.",
+        metavar="FOLDER",
+    ),
+    _option(
         "--memory",
         "Memory for scoring besides the loaded model, such as 800M or 2G. It changes no number on a CPU, and only "
         "rounding on a GPU.",

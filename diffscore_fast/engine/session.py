@@ -56,6 +56,8 @@ class ScoringModel:
     token_budget, cache_bytes : int, optional
         Maximum number of window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix
         cache (512 MiB), in place of what follows from `memory`.
+    adapter : str or Path, optional
+        Folder of a LoRA adapter in PEFT's layout, merged into the weights before anything else; see `load_model`.
     implementation : str
         "auto", or a name ("cpu", "triton", "flash_attn", "reference"): operations that have it run by it, the others
         by "auto"; the signature states which.
@@ -86,6 +88,7 @@ class ScoringModel:
         memory: int | None = None,
         token_budget: int | None = None,
         cache_bytes: int | None = None,
+        adapter: str | Path | None = None,
         implementation: str = "auto",
     ) -> None:
         check_name(model)
@@ -98,6 +101,7 @@ class ScoringModel:
             "memory": memory,
             "token_budget": token_budget,
             "cache_bytes": cache_bytes,
+            "adapter": None if adapter is None else Path(adapter).resolve(),
             "implementation": implementation,
         }
         kind = getattr(torch, dtype) if dtype in DTYPES else dtype
@@ -107,7 +111,7 @@ class ScoringModel:
             raise InputError(
                 "bounds need probabilities that add to 1, which a model in int8 does not give; use another dtype"
             )
-        loaded = load_model(model, device=device, dtype=kind)
+        loaded = load_model(model, device=device, dtype=kind, adapter=adapter)
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
@@ -127,10 +131,11 @@ class ScoringModel:
         )
         if implementation in ops.LINEAR.implementations:
             backbone.choose_linear(implementation)
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "version": __version__,
             "model": self.spec.name,
             "weights": loaded.fingerprint[:12],
+            "adapter": None if loaded.adapter_sha256 is None else loaded.adapter_sha256[:12],
             "tokenizer": loaded.tokenizer.sha256[:12],
             "dtype": loaded.dtype_name,
             "implementation": _one_name(self._runner.implementations),
@@ -194,7 +199,12 @@ class ScoringModel:
         return self._tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_again, (type(self), self._arguments, self._identity["weights"])
+        return _load_again, (type(self), self._arguments, self._weights)
+
+    @property
+    def _weights(self) -> tuple[str | None, ...]:
+        """Hashes of the weights, and of the adapter that is merged into them."""
+        return self._identity["weights"], self._identity["adapter"]
 
     def _chunk_tokens(self, usual: int) -> int:
         """Window tokens of a chunk of rows: the usual number, or several packs on a GPU."""
@@ -228,10 +238,10 @@ def _one_name(names: dict[str, str]) -> str:
     return ",".join(f"{operation}={name}" for operation, name in names.items())
 
 
-def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: str) -> ScoringModel:
+def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: tuple[str | None, ...]) -> ScoringModel:
     """A pickled scorer, loaded again."""
     made = kind(**arguments)
-    if made._identity["weights"] != weights:
+    if made._weights != weights:
         raise CheckpointError(
             f"model {made.spec.name!r} has other weights or another config.json than when the scorer was pickled"
         )

@@ -52,6 +52,8 @@ def test_every_command_passes_them_on(command, monkeypatch):
         "1G",
         "--token-budget",
         "99",
+        "--adapter",
+        "folder",
     ]
     for arguments in (given, []):
         result = CliRunner().invoke(main, [*COMMANDS[command], *arguments])
@@ -65,6 +67,7 @@ def test_every_command_passes_them_on(command, monkeypatch):
         "implementation": "triton",
         "memory": 1 << 30,
         "token_budget": 99,
+        "adapter": "folder",
     }
     assert defaults == {"device": "cpu", "implementation": "auto"}
 
