@@ -15,6 +15,7 @@ from torch.nn import functional
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones.loader import load_model
 from diffscore_fast.errors import CheckpointError, UnsupportedPatternError
+from diffscore_fast.ops import int8_unavailable
 from tests.support.dit_checkpoints import CONDITION, HEADS, LAYERS, LENGTH, SIZE, save_dit_model
 
 TEXTS = ["The cat sat on the mat.", "Two people died.", "Ça coûte 3 €."]
@@ -142,6 +143,14 @@ def test_scores_do_not_depend_on_neighbours(folders, family):
     for row in range(3):
         alone = scorer.score(TEXTS[row : row + 1], TEXTS[::-1][row : row + 1], draws=9)
         np.testing.assert_allclose(alone.scores, together.scores[row], atol=1e-6)
+
+
+@pytest.mark.skipif(int8_unavailable(torch.device("cpu")) is not None, reason="int8 needs AVX-512 VNNI")
+@pytest.mark.parametrize("family", ["mdlm", "bd3lm"])
+def test_int8_is_near_float32(folders, family):
+    wide, narrow = (DiffScorer(folders[family], dtype=item) for item in ("float32", "int8"))
+    difference = narrow.score(TEXTS, TEXTS[::-1]).scores - wide.score(TEXTS, TEXTS[::-1]).scores
+    assert 0 < np.abs(difference).max() < 0.2
 
 
 @pytest.mark.parametrize(
