@@ -31,6 +31,7 @@ class Signature(BaseSignature):
     version: str
     model: str
     weights: str
+    adapter: str | None
     tokenizer: str
     direction: str
     alpha: float | None
@@ -66,6 +67,7 @@ class BoundsSignature(BaseSignature):
     version: str
     model: str
     weights: str
+    adapter: str | None
     tokenizer: str
     block_size: int
     generation: str

@@ -30,7 +30,7 @@ CALLS = {
     LikelihoodBounds.estimate: (
         ("bound",),
         {"design": "order_design"},
-        # `generation` follows from --steps, `cross_fitted` from --plain; `autoregressive` is on by default there.
+        # `generation` follows from --steps, `cross_fitted` from --plain; `autoregressive` follows from the model there.
         {"texts", "generation", "cross_fitted", "autoregressive", "progress"},
     ),
     LikelihoodBounds.__init__: (("bound",), {}, {"options"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES
+from diffscore_fast.backbones.dit_families import DIT_FAMILIES
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, LlamaFamily
 from diffscore_fast.backbones.small import SMALL, small_folder
 from diffscore_fast.backbones.spec import PatternName, PatternSpec
@@ -34,6 +36,16 @@ OTHER_KINDS = {
     "Model": "an encoder without a masked-LM head",
 }
 
+# Text diffusion models that are refused, by the beginning of the architecture's name.
+REFUSED = {
+    "SEDD": "is conditioned on the noise level sigma, which a text with masks does not have",
+    "DiffusionGemma": "replaces tokens by random ones (uniform noise) and has no mask token",
+    "LLaDAMoE": "is a mixture of experts, which no network here has",
+    "LLaDA2Moe": "is a mixture of experts, which no network here has",
+    "SDARMoe": "is a mixture of experts, which no network here has",
+    "Fast_dLLM": "predicts a block's first token from the block before it, which the pattern `block` here does not do",
+}
+
 
 def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     """A model's folder, and its name in signatures.
@@ -54,15 +66,35 @@ def find_model(name_or_path: str | Path) -> tuple[Path, str]:
     if name == SMALL:
         raise CheckpointError("model 'small' has not been made on this machine; `diffscore get small` does it, once")
     repository, _, revision = name.partition("@")
-    try:
-        cached = snapshot_download(repository, revision=revision or None, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError):
+    cached = cached_folder(repository, revision or None)
+    if cached is None:
         known = ", ".join([*EMBEDDED_MODELS, SMALL])
         raise CheckpointError(
             f"no model {name!r}: neither an embedded model ({known}) nor a folder, nor in the "
             f"local Hugging Face cache; nothing is downloaded here, `hf download {repository}` would"
-        ) from None
-    return Path(cached), repository
+        )
+    return cached, repository
+
+
+def cached_folder(repository: str, revision: str | None = None) -> Path | None:
+    """The folder of a repository in the local Hugging Face cache; None if it is not there. Nothing is downloaded."""
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def stated_licence(folder: Path) -> str | None:
+    """The licence that the model card (README.md) names in its header; None if there is none."""
+    try:
+        lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not lines or lines[0].strip() != "---":
+        return None
+    header = itertools.takewhile(lambda line: line.strip() != "---", lines[1:])
+    named = [line.partition(":")[2].strip() for line in header if line.startswith("license:")]
+    return named[0] or None if named else None
 
 
 def check_name(model: Any) -> None:
@@ -150,10 +182,15 @@ def read_patterns(config: dict, control: ControlTokens = NO_CONTROL) -> tuple[di
 
 def _check_masked(path: Path, config: dict, architectures: list[str]) -> None:
     """Refuse a config.json that does not describe a masked language model, and name what it does describe."""
-    family = BERT_FAMILIES.get(config["model_type"]) or LLAMA_FAMILIES.get(config["model_type"])
+    kind = config["model_type"]
+    family = BERT_FAMILIES.get(kind) or LLAMA_FAMILIES.get(kind) or DIT_FAMILIES.get(kind)
     known = family.architectures if family else tuple(item for item in architectures if item.endswith("ForMaskedLM"))
     needs_section = isinstance(family, LlamaFamily) and family.states_patterns
     is_causal = needs_section and "patterns" not in config.get(PACKAGE_SECTION, {})
+    for architecture in architectures:
+        for beginning, reason in REFUSED.items():
+            if architecture.startswith(beginning):
+                raise CheckpointError(f"{path}: {architecture} {reason}; it cannot be scored")
     is_other = bool(architectures) and not set(architectures) & set(known)
     if not (is_causal or is_other or config.get("is_decoder")):
         return

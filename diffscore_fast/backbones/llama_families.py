@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from diffscore_fast.backbones.llama import LlamaBackbone
+from diffscore_fast.backbones.peft_adapter import PeftAdapter
 from diffscore_fast.backbones.spec import BackboneSpec, PatternName, PatternSpec
 from diffscore_fast.backbones.weights import StoredTensors
 from diffscore_fast.errors import CheckpointError
@@ -60,6 +62,15 @@ class LlamaFamily:
     states_patterns : bool
         True where config.json's section `diffscore_fast` states patterns and control tokens. A checkpoint without that
         section is a causal language model, and is refused. The mask token is outside the normaliser.
+    head_norms : bool
+        Whether queries and keys are normed head by head.
+    mask_token : str
+        Name of the mask token, where config.json does not state `mask_token_id`.
+    block_size : int
+        Tokens of a block, where neither config.json (`block_size`) nor the model's name (`-b8`) states them. 0: the
+        family was not trained in blocks.
+    full_unless : str
+        The default pattern is `full` unless the model's name holds this word; "": the family has `block` alone.
     """
 
     architectures: tuple[str, ...]
@@ -76,6 +87,10 @@ class LlamaFamily:
     logit_shift: Literal[0, 1] = 0
     tokenizer: str = "AutoTokenizer"
     states_patterns: bool = False
+    head_norms: bool = False
+    mask_token: str = ""
+    block_size: int = 0
+    full_unless: str = ""
 
 
 # transformers' names, which Llama and Dream use.
@@ -84,6 +99,31 @@ TRANSFORMERS_LAYER = {
     "out": ("self_attn.o_proj",), "feed_forward_norm": ("post_attention_layernorm",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
 }  # fmt: skip
+
+QWEN3_LAYER = {
+    **TRANSFORMERS_LAYER, "query_norm": ("self_attn.q_norm",), "key_norm": ("self_attn.k_norm",),
+}  # fmt: skip
+
+
+def _transformers_family(architecture: str, layer: dict[str, tuple[str, ...]], **other: Any) -> LlamaFamily:
+    """A family with transformers' names of fields and tensors."""
+    return LlamaFamily(
+        architectures=(architecture,),
+        numbers={name: (name,) for name in (*WHOLE_NUMBERS, "rms_norm_eps", "rope_theta")},
+        fixed={"hidden_act": "silu"},
+        absent=("use_sliding_window", "attention_bias", "mlp_bias"),
+        token_embedding="model.embed_tokens",
+        norm="model.norm",
+        head="lm_head",
+        layers="model.layers",
+        layer=layer,
+        tied_head="tie_word_embeddings",
+        **other,
+    )
+
+
+A2D = {"mask_token": "<|mask|>", "block_size": 32, "full_unless": "bd3lm"}
+BLOCK_SIZES = (4, 8, 16, 32, 64)  # that models of one family are published with
 
 LLAMA_FAMILIES = {
     "llada": LlamaFamily(
@@ -117,6 +157,11 @@ LLAMA_FAMILIES = {
         layer=TRANSFORMERS_LAYER,
         qkv_bias=False, tied_head="tie_word_embeddings", logit_shift=1, states_patterns=True,
     ),
+    "sdar": _transformers_family("SDARForCausalLM", QWEN3_LAYER, qkv_bias=False, head_norms=True,
+                                 mask_token="<|MASK|>", block_size=4),
+    "a2d-qwen3": _transformers_family("A2DQwen3LMHeadModel", QWEN3_LAYER, qkv_bias=False, head_norms=True, **A2D),
+    "a2d-qwen2": _transformers_family("A2DQwen2LMHeadModel", TRANSFORMERS_LAYER, qkv_bias=True, **A2D),
+    "a2d-llama": _transformers_family("A2DLlamaLMHeadModel", TRANSFORMERS_LAYER, qkv_bias=False, **A2D),
 }  # fmt: skip
 
 
@@ -130,7 +175,8 @@ def build_llama(
 ) -> LlamaBackbone:
     """A network without weights, of the shape that a family's config.json states.
 
-    If no patterns are given, it has `full`, which it was trained with, and `prefix` with the same positions.
+    If no patterns are given, it has those of its family: `full`, which it was trained with, and `prefix` with the same
+    positions; or `block`, on a grid that begins at the first token of the line.
 
     Raises
     ------
@@ -144,27 +190,31 @@ def build_llama(
         raise CheckpointError(f"{where}: {', '.join(other)}: not supported in models of type {config['model_type']!r}")
     found = _numbers({**config, **_rope_theta(config, where)}, family, where)
     size, heads, key_heads = (found[item] for item in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    if size % (2 * heads) or heads % key_heads or found["mask_token_id"] >= found["vocab_size"]:
+    head_dim = config.get("head_dim")
+    if head_dim is not None and (isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 1):
+        raise CheckpointError(f"{where}: head_dim must be a whole number above 0, not {head_dim!r}")
+    head_dim = head_dim or size / heads
+    if head_dim % 2 or heads % key_heads or found["mask_token_id"] >= found["vocab_size"]:
         raise CheckpointError(
             f"{where}: {size} dimensions, {heads} heads, {key_heads} key-value heads, mask token "
             f"{found['mask_token_id']} of {found['vocab_size']} do not fit together"
         )
-    pattern = PatternSpec(found["max_position_embeddings"])
+    stated, stated_default = _patterns(family, name, config, found["max_position_embeddings"], where)
     spec = BackboneSpec(
         family=config["model_type"],
         name=name,
         num_layers=found["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=key_heads,
-        head_dim=size // heads,
+        head_dim=int(head_dim),
         hidden_size=size,
         vocab_size=found["vocab_size"],
         mask_id=found["mask_token_id"],
         start_id=start_id,
         logit_shift=family.logit_shift,
         logit_scale=1 / math.sqrt(size) if config.get("scale_logits") else 1.0,
-        patterns=patterns or {"full": pattern, "prefix": pattern},
-        default_pattern=default_pattern,
+        patterns=patterns or stated,
+        default_pattern=default_pattern if patterns else stated_default,
         excluded_ids=(found["mask_token_id"],) if family.states_patterns else (),
     )
     has_bias = family.qkv_bias if isinstance(family.qkv_bias, bool) else bool(config.get(family.qkv_bias))
@@ -175,8 +225,27 @@ def build_llama(
             eps=found["rms_norm_eps"],
             rotary_base=found["rope_theta"],
             qkv_bias=has_bias,
+            head_norms=family.head_norms,
             tied_head=bool(config.get(family.tied_head)),
         ).eval()
+
+
+def _patterns(
+    family: LlamaFamily, name: str, config: dict, limit: int, where: str
+) -> tuple[dict[str, PatternSpec], PatternName]:
+    """The patterns that a family was trained with, and the default one."""
+    pattern = PatternSpec(limit)
+    if not family.block_size:
+        return {"full": pattern, "prefix": pattern}, "full"
+    named = re.search(r"-b(\d+)\b", name)
+    size = config.get("block_size", int(named[1]) if named else family.block_size)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise CheckpointError(f"{where}: block_size must be a whole number above 0, not {size!r}")
+    sizes = (size,) if "block_size" in config else tuple(sorted({size, *BLOCK_SIZES}))
+    block = PatternSpec(limit, block_sizes=sizes, default_block_size=size)
+    if not family.full_unless:
+        return {"block": block}, "block"
+    return {"full": pattern, "block": block}, "block" if family.full_unless in name else "full"
 
 
 def _rope_theta(config: dict, where: str) -> dict[str, Any]:
@@ -231,8 +300,16 @@ def _numbers(config: dict, family: LlamaFamily, where: str) -> dict[str, Any]:
     return found
 
 
-def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
+def fill_llama(
+    backbone: LlamaBackbone,
+    files: list[Path],
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: PeftAdapter | None = None,
+) -> None:
     """Fill a network from its family's files, one tensor at a time, so that memory holds little more than the model.
+
+    An adapter is merged into each tensor before it is cast.
 
     Raises
     ------
@@ -256,6 +333,8 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
                 raise CheckpointError(
                     f"{files[0].parent}: tensor {name} is {list(part.shape)}, config.json wants {[count, *others]}"
                 )
+        if adapter is not None:
+            parts = [adapter.merged(name, part) for name, part in zip(theirs, parts, strict=True)]
         tensor = parts[0] if len(parts) == 1 else torch.cat([part.to(dtype) for part in parts])
         placed = tensor.to(device=device, dtype=dtype)
         # Copied: a mapped tensor would change with its file.
@@ -266,6 +345,8 @@ def fill_llama(backbone: LlamaBackbone, files: list[Path], device: torch.device,
             f"{files[0].parent}: tensors do not match a {backbone.spec.family} model of {backbone.spec.num_layers} "
             f"layers; missing {sorted(missing)[:4]}, unexpected {sorted(left)[:4]}"
         )
+    if adapter is not None:
+        adapter.check_all_merged()
     backbone.load_state_dict(state, strict=True, assign=True)
     backbone.requires_grad_(False)
 

@@ -13,10 +13,14 @@ import torch
 from diffscore_fast.backbones.bert import BertBackbone
 from diffscore_fast.backbones.bert_families import BERT_FAMILIES, bert_config, build_bert, fill_bert
 from diffscore_fast.backbones.config import PACKAGE_SECTION, check_name, find_model, read_config, read_patterns
+from diffscore_fast.backbones.dit import DitBackbone
+from diffscore_fast.backbones.dit_families import DIT_FAMILIES, build_dit, fill_dit
 from diffscore_fast.backbones.int8 import to_int8
 from diffscore_fast.backbones.llama import LlamaBackbone
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES, build_llama, fill_llama
 from diffscore_fast.backbones.network import Network
+from diffscore_fast.backbones.peft_adapter import PeftAdapter
+from diffscore_fast.backbones.spec import BackboneSpec
 from diffscore_fast.backbones.tokenizer import read_tokenizer
 from diffscore_fast.backbones.transformers_adapter import TransformersAdapter, load_adapter
 from diffscore_fast.backbones.weights import (
@@ -40,16 +44,22 @@ from diffscore_fast.ops.extension import avoid_generated_code
 from diffscore_fast.process import is_forked
 from diffscore_fast.text.tokenizer import ControlTokens, TextTokenizer
 
-AnyBackbone = BertBackbone | LlamaBackbone | TransformersAdapter
+OWN_NETWORKS = {*BERT_FAMILIES, *DIT_FAMILIES, *LLAMA_FAMILIES}  # types that this package reads itself
+AnyBackbone = BertBackbone | DitBackbone | LlamaBackbone | TransformersAdapter
 
 
 def load_model(
-    name_or_path: str | Path = "mini", *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    name_or_path: str | Path = "mini",
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    adapter: str | Path | None = None,
 ) -> LoadedModel:
     """Load a masked language model: embedded, from a folder, or from the local Hugging Face cache.
 
-    BERT, DistilBERT, RoBERTa, ELECTRA generators, LLaDA, Dream, and Llama where config.json states patterns under
-    `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by transformers.
+    BERT, DistilBERT, RoBERTa, ELECTRA generators, MDLM, BD3-LM, LLaDA, Dream, and Llama where config.json states
+    patterns under `diffscore_fast`, run on this package's own networks; other types (ModernBERT, say) are run by
+    transformers.
     Nothing is downloaded, and code that comes with a checkpoint is never run.
 
     A model of this package states its own control tokens. Other models use those that their tokenizer.json sets around
@@ -70,6 +80,9 @@ def load_model(
         scores by 0.002 nats per token on SummEval and 0.005 on SFRES (root mean square; rank correlation 0.9996).
         torch.int8 is for this package's own networks on a CPU with AVX-512 VNNI: products of the layers and of the
         normaliser in int8, everything else in float32.
+    adapter : str or Path, optional
+        Folder of a LoRA adapter in PEFT's layout, which is merged into the weights as they are read (networks with
+        Llama's layers only).
 
     Raises
     ------
@@ -90,7 +103,21 @@ def load_model(
     if is_forked():  # weights are converted by OpenMP's threads, which the fork lacks
         torch.set_num_threads(1)
     with memory_named(f"there is no memory to load model {str(name_or_path)!r}; free some, or use a smaller model"):
-        return _load(name_or_path, _usable_device(device), dtype)
+        return _load(name_or_path, _usable_device(device), dtype, adapter)
+
+
+def read_spec(name_or_path: str | Path) -> BackboneSpec:
+    """What a model is, from config.json and the tokenizer; of this package's own networks no weight is read.
+
+    Raises
+    ------
+    InputError, CheckpointError
+        As `load_model`, but for the weights.
+    """
+    check_name(name_or_path)
+    checkpoint, _ = _read_checkpoint(name_or_path)
+    network = _build_network(checkpoint)
+    return load_model(name_or_path).backbone.spec if network is None else network.spec
 
 
 @dataclass(frozen=True)
@@ -99,7 +126,7 @@ class LoadedModel:
 
     Parameters
     ----------
-    backbone : BertBackbone, LlamaBackbone or TransformersAdapter
+    backbone : BertBackbone, DitBackbone, LlamaBackbone or TransformersAdapter
     tokenizer : TextTokenizer
     weights_sha256 : str
         Hash of the weights' files.
@@ -107,6 +134,8 @@ class LoadedModel:
         Hash of weights and config.json together: heads, patterns and token types change scores, too.
     dtype_name : str
         What the products run in: the dtype of the hidden states, or "int8".
+    adapter_sha256 : str, optional
+        Hash of the adapter's weights, if one was merged.
     """
 
     backbone: AnyBackbone
@@ -114,6 +143,7 @@ class LoadedModel:
     weights_sha256: str
     fingerprint: str
     dtype_name: str
+    adapter_sha256: str | None = None
 
     @property
     def is_own_network(self) -> bool:
@@ -160,74 +190,95 @@ class _Checkpoint:
     control: ControlTokens
 
 
-def _load(name_or_path: str | Path, device: torch.device, dtype: torch.dtype | None) -> LoadedModel:
+def _read_checkpoint(name_or_path: str | Path) -> tuple[_Checkpoint, TextTokenizer]:
     folder, name = find_model(name_or_path)
     config = read_config(folder)
     tokenizer, control = read_tokenizer(folder, config)
     _check_rows(folder, tokenizer, config.get("vocab_size"))
     files = _weight_files(folder, config)
+    if config["model_type"] in LLAMA_FAMILIES:  # some leave it to the tokenizer
+        config = {**config, "mask_token_id": tokenizer.mask_id}
+    return _Checkpoint(folder, name, config, files, tokenizer.mask_id, control), tokenizer
+
+
+def _load(
+    name_or_path: str | Path, device: torch.device, dtype: torch.dtype | None, adapter: str | Path | None
+) -> LoadedModel:
+    checkpoint, tokenizer = _read_checkpoint(name_or_path)
+    added = None if adapter is None else PeftAdapter(Path(adapter), str(name_or_path))
+    folder, name, config, files = checkpoint.folder, checkpoint.name, checkpoint.config, checkpoint.files
     dtype = dtype or default_dtype(device, files)
     if dtype == torch.int8:
         _check_int8(name, config, device)
     full = f"{device} has no room for the weights of {name!r} in {dtype}; use a smaller model or dtype"
     with memory_named(full):
-        checkpoint = _Checkpoint(folder, name, config, files, tokenizer.mask_id, control)
-        backbone = _read_network(checkpoint, device, torch.float32 if dtype == torch.int8 else dtype)
+        backbone = _read_network(checkpoint, device, torch.float32 if dtype == torch.int8 else dtype, added)
         if dtype == torch.int8 and isinstance(backbone, Network):
             to_int8(backbone)
     _check_rows(folder, tokenizer, backbone.spec.vocab_size)
     weights_sha256 = _joint_sha256(files)
     if config.get(PACKAGE_SECTION, {}).get("weights_sha256", weights_sha256) != weights_sha256:
         raise CheckpointError(f"{folder}: the weights' SHA-256 differs from config.json's; damaged or replaced")
+    hashed = None if added is None else added.sha256
     canonical = json.dumps(config, sort_keys=True)
     fingerprint = hashlib.sha256(f"{weights_sha256}{canonical}".encode()).hexdigest()
-    return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint, str(dtype).removeprefix("torch."))
+    return LoadedModel(backbone, tokenizer, weights_sha256, fingerprint, str(dtype).removeprefix("torch."), hashed)
 
 
 def _check_int8(name: str, config: dict, device: torch.device) -> None:
     """Refuse int8 where it has no loops, or no network of this package."""
     if (reason := int8_unavailable(device)) is not None:
         raise InputError(f"dtype int8 cannot be used here: {reason}")
-    if config["model_type"] not in (*LLAMA_FAMILIES, *BERT_FAMILIES):
+    if config["model_type"] not in OWN_NETWORKS:
         raise InputError(f"dtype int8 cannot be used with {name!r}, which transformers runs; use another dtype")
 
 
-def _read_network(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> AnyBackbone:
+def _read_network(
+    checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype, adapter: PeftAdapter | None
+) -> AnyBackbone:
     """The network with its weights on the device, by the reader of its family."""
-    if checkpoint.config["model_type"] in LLAMA_FAMILIES:
-        return _read_llama(checkpoint, device, dtype)
-    if checkpoint.config["model_type"] in BERT_FAMILIES:
-        return _read_bert(checkpoint, device, dtype)
-    check_stored(checkpoint.files)
-    adapter = load_adapter(
-        checkpoint.folder, checkpoint.name, checkpoint.config, checkpoint.mask_id, checkpoint.control
-    )
-    return adapter.to(device, dtype)
-
-
-def _read_llama(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> LlamaBackbone:
-    config, where = checkpoint.config, f"{checkpoint.folder}/config.json"
-    stated = read_patterns(config) if LLAMA_FAMILIES[config["model_type"]].states_patterns else ()
-    network = build_llama(checkpoint.name, config, checkpoint.control.start_id, where, *stated)
-    fill_llama(network, checkpoint.files, device, dtype)
-    return network
-
-
-def _read_bert(checkpoint: _Checkpoint, device: torch.device, dtype: torch.dtype) -> BertBackbone:
-    files, control = checkpoint.files, checkpoint.control
-    config = bert_config(checkpoint.config, f"{checkpoint.folder}/config.json")
-    patterns, default_pattern = read_patterns(config, control)
-    with torch.device("meta"):  # no random numbers are drawn, and torch's default dtype has no effect
-        network = build_bert(checkpoint.name, config, patterns, default_pattern, checkpoint.mask_id, control.start_id)
+    config, files = checkpoint.config, checkpoint.files
+    network = _build_network(checkpoint)
+    if adapter is not None and not isinstance(network, LlamaBackbone):
+        raise InputError(
+            f"an adapter cannot be merged into {checkpoint.name!r}: only into networks with Llama's layers"
+        )
+    if network is None:
+        check_stored(files)
+        other = load_adapter(checkpoint.folder, checkpoint.name, config, checkpoint.mask_id, checkpoint.control)
+        return other.to(device, dtype)
+    if isinstance(network, LlamaBackbone):
+        fill_llama(network, files, device, dtype, adapter)
+        return network
+    if isinstance(network, DitBackbone):
+        fill_dit(network, config, files, device, dtype)
+        return network
     weights = {name: item for path in files for name, item in load_weights(path).items()}
     where = str(checkpoint.folder if len(files) > 1 else files[0])
     fill_bert(network, weights, where, tied=config.get("tie_word_embeddings") not in (False,))
     return network.eval().requires_grad_(False).to(device=device, dtype=dtype)
 
 
+def _build_network(checkpoint: _Checkpoint) -> BertBackbone | DitBackbone | LlamaBackbone | None:
+    """The network without weights, on the device `meta`; None if transformers runs it."""
+    name, config, control = checkpoint.name, checkpoint.config, checkpoint.control
+    kind, where = config["model_type"], f"{checkpoint.folder}/config.json"
+    if kind in LLAMA_FAMILIES:
+        stated = read_patterns(config) if LLAMA_FAMILIES[kind].states_patterns else ()
+        return build_llama(name, config, control.start_id, where, *stated)
+    if kind in DIT_FAMILIES:
+        return build_dit(name, config, control.start_id, where)
+    if kind not in BERT_FAMILIES:
+        return None
+    config = bert_config(config, where)
+    patterns, default_pattern = read_patterns(config, control)
+    with torch.device("meta"):  # no random numbers are drawn, and torch's default dtype has no effect
+        return build_bert(name, config, patterns, default_pattern, checkpoint.mask_id, control.start_id)
+
+
 def _weight_files(folder: Path, config: dict) -> list[Path]:
     """The safetensors files that the network is read from."""
-    if config["model_type"] in LLAMA_FAMILIES or config["model_type"] in BERT_FAMILIES:
+    if config["model_type"] in OWN_NETWORKS:
         files = weight_files(folder)
     else:
         files = sorted(folder.glob("*.safetensors"))

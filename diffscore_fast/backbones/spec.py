@@ -135,6 +135,11 @@ class BackboneSpec:
             )
         return pattern
 
+    def block_size_near(self, wanted: int) -> int:
+        """That block size if the model has it, otherwise the one that it was trained with; 0 if there is none."""
+        found = self.patterns.get("block", PatternSpec(0))
+        return wanted if wanted in found.block_sizes else found.default_block_size
+
     def start_in_block(self, block_size: int) -> bool:
         """Whether the start token is the first token of the first block, under `block`, of a text without context."""
         return self.start_id is not None and not self.pattern("block", block_size).blocks_from_target

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from diffscore_fast.backbones.config import PACKAGE_SECTION
+from diffscore_fast.backbones.config import PACKAGE_SECTION, cached_folder
+from diffscore_fast.backbones.dit_families import DIT_FAMILIES, START_TOKEN, TOKENIZER, mask_id
 from diffscore_fast.backbones.llama_families import LLAMA_FAMILIES
 from diffscore_fast.backbones.weights import check_no_pointer
 from diffscore_fast.errors import CheckpointError, first_line, is_out_of_memory
@@ -25,6 +26,8 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     CheckpointError
         If there is no tokenizer, it cannot be read, or it lacks the mask token or the start token.
     """
+    if config["model_type"] in DIT_FAMILIES:
+        return _gpt2_tokenizer(folder, config)
     own, family = config.get(PACKAGE_SECTION, {}), LLAMA_FAMILIES.get(config["model_type"])
     path, content = folder / "tokenizer.json", None  # content: what is read in place of the file
     for name in TOKENIZER_FILES:
@@ -43,14 +46,49 @@ def read_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTo
     return tokenizer, tokenizer.control_tokens()
 
 
+def _gpt2_tokenizer(folder: Path, config: dict) -> tuple[TextTokenizer, ControlTokens]:
+    """GPT-2's tokenizer, from the folder or the local cache, with a mask token after its last one.
+
+    A line starts with the end-of-text token, and texts are read end to end.
+    """
+    if not any(found for name in ("tokenizer.json", *VOCABULARY_FILES) for found in folder.glob(name)):
+        folder = _cached_tokenizer(folder)
+    path, mask = folder / "tokenizer.json", mask_id(config)
+    check_no_pointer(path)
+    try:
+        stored = json.loads(
+            path.read_text("utf-8") if path.is_file() else _converted_tokenizer(folder, "GPT2Tokenizer")
+        )
+        tokens = [token for token in stored["added_tokens"] if token["id"] != mask]
+        named = {token["content"] for token in tokens}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: not a readable tokenizer ({error!r})") from None
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = {"id": mask, "content": "<|mask|>", **flags}
+    if added["content"] in named:
+        raise CheckpointError(f"{path}: has a token {added['content']!r} already, which is not the model's, {mask}")
+    stored["added_tokens"] = [{**token, "special": True} for token in (*tokens, added)]
+    tokenizer = TextTokenizer(path, mask, START_TOKEN, json.dumps(stored))
+    return tokenizer, ControlTokens(tokenizer.start_id)
+
+
+def _cached_tokenizer(folder: Path) -> Path:
+    """The folder of GPT-2's tokenizer in the local Hugging Face cache."""
+    for name in (TOKENIZER, TOKENIZER.partition("/")[2]):
+        found = cached_folder(name)
+        if found is not None:
+            return found
+    raise CheckpointError(
+        f"{folder}/tokenizer.json: no such file; this model reads GPT-2's tokens: put that tokenizer.json there, or "
+        f"run `hf download {TOKENIZER} tokenizer.json`"
+    )
+
+
 def _end_to_end_tokenizer(folder: Path, config: dict, content: str | None) -> tuple[TextTokenizer, ControlTokens]:
     """The tokenizer of a model that reads texts end to end, without control tokens between them.
 
     All added tokens count as control tokens, whatever the file calls them: no text is encoded to one.
     """
-    mask = config.get("mask_token_id")
-    if not isinstance(mask, int):
-        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
     try:
         stored = json.loads((folder / "tokenizer.json").read_text("utf-8") if content is None else content)
         tokens = {token["content"]: token["id"] for token in stored["added_tokens"]}
@@ -58,6 +96,9 @@ def _end_to_end_tokenizer(folder: Path, config: dict, content: str | None) -> tu
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/tokenizer.json: not a readable tokenizer ({error!r})") from None
     named = _named_token(folder, "mask_token")
+    mask = config.get("mask_token_id", tokens.get(LLAMA_FAMILIES[config["model_type"]].mask_token))
+    if not isinstance(mask, int):
+        raise CheckpointError(f"{folder}/config.json: needs mask_token_id, the token of a masked position")
     if named is not None and tokens.get(named, mask) != mask:
         raise CheckpointError(
             f"{folder}: tokenizer_config.json masks with {named!r}, token {tokens[named]}; "

@@ -21,6 +21,7 @@ from diffscore_fast.engine.ragged import runs_within, segment_ids
 from diffscore_fast.engine.random import target_key
 from diffscore_fast.engine.session import ScoringModel
 from diffscore_fast.engine.streams import chunks, token_estimate
+from diffscore_fast.errors import UnsupportedPatternError
 from diffscore_fast.options import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_GENERATION,
@@ -49,8 +50,8 @@ class LikelihoodBounds(ScoringModel):
     ----------
     model : str or Path
         "mini", or the folder of a model that has the attention pattern `block`.
-    block_size : int
-        L', tokens per block: one of the model's block sizes.
+    block_size : int, optional
+        L', tokens per block: one of the model's block sizes. If not given, 8, or the model's own if it lacks 8.
     options
         Further arguments of `ScoringModel`: device, dtype, memory and others.
 
@@ -69,24 +70,28 @@ class LikelihoodBounds(ScoringModel):
     True
     """
 
-    def __init__(
-        self, model: str | Path = DEFAULT_MODEL, *, block_size: int = DEFAULT_BLOCK_SIZE, **options: Any
-    ) -> None:
-        self.block_size = block_size
-        self._attention = AttentionPattern("block", block_size)
-        super().__init__(model, attention=self._attention, **options)
+    def __init__(self, model: str | Path = DEFAULT_MODEL, *, block_size: int | None = None, **options: Any) -> None:
+        if block_size == 0:  # which stands for the default further on
+            raise UnsupportedPatternError("block_size must be at least 1, not 0")
+        super().__init__(model, attention=AttentionPattern("block", block_size or 0), **options)
+        self._attention = self.default_attention
+        self.block_size = self._attention.block_size
         del self._arguments["attention"]
-        self._arguments["block_size"] = block_size
+        self._arguments["block_size"] = self.block_size
 
     @classmethod
-    def sharing(cls, model: ScoringModel, *, block_size: int = DEFAULT_BLOCK_SIZE) -> LikelihoodBounds:
+    def sharing(cls, model: ScoringModel, *, block_size: int | None = None) -> LikelihoodBounds:
         """Bounds by a model that is loaded already, such as a `DiffScorer`, which can be used at the same time.
+
+        `block_size` as for the class.
 
         Raises
         ------
         InputError, CheckpointError, UnsupportedPatternError
             If the model is in int8, fails its own check with these blocks, or was not trained with their size.
         """
+        if block_size is None:
+            block_size = model.spec.block_size_near(DEFAULT_BLOCK_SIZE)
         made = cls.__new__(cls)
         made.block_size, made._attention = block_size, AttentionPattern("block", block_size)
         made._share(model, made._attention)

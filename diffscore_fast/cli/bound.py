@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from diffscore_fast.backbones.loader import read_spec
+from diffscore_fast.backbones.spec import BackboneSpec, PatternSpec
 from diffscore_fast.bounds.config import BoundsConfig, check_lattice, make_generation
 from diffscore_fast.bounds.intervals import checked_z, widened_perplexity
 from diffscore_fast.bounds.likelihood import LikelihoodBounds
@@ -19,7 +21,7 @@ from diffscore_fast.cli.rows import FileRun, number
 from diffscore_fast.cli.score import parse_numbers
 from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
-from diffscore_fast.options import MAX_AUTO_EXACT_BLOCK_SIZE
+from diffscore_fast.options import DEFAULT_BLOCK_SIZE, MAX_AUTO_EXACT_BLOCK_SIZE
 from diffscore_fast.status import SCORED
 
 RESAMPLES = 400
@@ -46,10 +48,13 @@ class BoundJob(FileJob):
         If the options cannot be used together.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.options = options
         self.columns = {"--text-column": options["text_column"]}
-        self.config = _config(options)
+        spec = read_spec(model)
+        given = options["block_size"]
+        self._block_size = spec.block_size_near(DEFAULT_BLOCK_SIZE) if given is None else given
+        self.config = _config(options, spec, self._block_size)
         self._z = checked_z(options["z"])
         self._arguments = model_arguments(options)
         self._totals = _Totals()
@@ -85,7 +90,7 @@ class BoundJob(FileJob):
     @contextmanager
     def loaded(self, model: str) -> Iterator[None]:
         """Load the model."""
-        self._bounds = LikelihoodBounds(model, block_size=self.options["block_size"], **self._arguments)
+        self._bounds = LikelihoodBounds(model, block_size=self._block_size, **self._arguments)
         self.signature = self._bounds.signature(self.config)
         yield
 
@@ -119,14 +124,17 @@ class BoundJob(FileJob):
         }
 
 
-def _config(options: dict[str, Any]) -> BoundsConfig:
+def _config(options: dict[str, Any], spec: BackboneSpec, block_size: int) -> BoundsConfig:
     method, sampling = options["method"], options["sampling_options"]
     if method == "auto":
-        method = "exact" if options["block_size"] <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
+        method = "exact" if block_size <= MAX_AUTO_EXACT_BLOCK_SIZE and not sampling else "estimate"
     if method == "exact" and sampling:
         raise InputError(f"{', '.join(sampling)}: only for sampled orders, not for --method exact")
     if method == "exact":
-        check_lattice(options["block_size"], options["force"])
+        check_lattice(block_size, options["force"])
+    autoregressive = options["autoregressive"]
+    if autoregressive is None:
+        autoregressive = 1 in spec.patterns.get("block", PatternSpec(0)).block_sizes
     steps = options["steps"]
     generation = make_generation(
         "any-order" if steps is None else "parallel",
@@ -143,7 +151,7 @@ def _config(options: dict[str, Any]) -> BoundsConfig:
         folds=options["folds"],
         design=options["order_design"],
         seed=options["seed"],
-        autoregressive=options["autoregressive"],
+        autoregressive=autoregressive,
         comparators=options["comparators"],
         forced=options["force"],
     )

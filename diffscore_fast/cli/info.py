@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 
 from diffscore_fast import ops
-from diffscore_fast.backbones.config import EMBEDDED_MODELS
+from diffscore_fast.backbones.config import EMBEDDED_MODELS, find_model, stated_licence
 from diffscore_fast.backbones.loader import LoadedModel, load_model, multiplies_bfloat16
 from diffscore_fast.cli.console import Console
 from diffscore_fast.cli.model import FASTER_TYPE
@@ -56,6 +56,11 @@ def print_info(model: str | None = None) -> None:
         runs = "own network" if loaded.is_own_network else "transformers"
         table.add_row(f"model {name}", f"{shape}; {runs}; attention {patterns}; weights {loaded.fingerprint[:12]}")
         table.add_row("reads", _reads(loaded))
+        table.add_row("predicts", _predicts(loaded))
+        if loaded.is_own_network:
+            table.add_row("memory", _memory(loaded))
+        if name not in EMBEDDED_MODELS:
+            table.add_row("licence", stated_licence(find_model(name)[0]) or "the folder's README.md names none")
     for device in devices:
         dtype = "float32" if device.type == "cpu" else "the checkpoint's own"
         table.add_row(f"default dtype on {device}", dtype)
@@ -79,10 +84,32 @@ def print_info(model: str | None = None) -> None:
 def _reads(loaded: LoadedModel) -> str:
     """The layout of a source and a candidate under the default pattern, and how many tokens fit."""
     spec, name = loaded.backbone.spec, loaded.tokenizer.token_name
-    pattern = spec.pattern(spec.default_pattern)
+    pattern = spec.patterns[spec.default_pattern]
     start = () if spec.start_id is None else (spec.start_id,)
     parts = [*map(name, start), "source", *map(name, pattern.separator_ids), "candidate", *map(name, pattern.end_ids)]
     limit = f"up to {pattern.position_limit} tokens"
     return f"{' '.join(parts)}; " + (
         f"{limit} before the candidate, and {limit} from it on" if pattern.restart_positions else limit
     )
+
+
+def _predicts(loaded: LoadedModel) -> str:
+    """Default pattern, mask token, and what of the vocabulary stands in the softmax."""
+    spec = loaded.backbone.spec
+    size = spec.patterns[spec.default_pattern].default_block_size
+    default = f"{spec.default_pattern} of {size} tokens" if size else spec.default_pattern
+    mask = f"mask {loaded.tokenizer.token_name(spec.mask_id)} ({spec.mask_id})"
+    never = "never predicted" if spec.mask_id in spec.excluded_ids else "in the softmax"
+    shift = "; row i predicts token i + 1" if spec.logit_shift else ""
+    return f"by {default} unless told otherwise; {mask}, {never}{shift}"
+
+
+def _memory(loaded: LoadedModel) -> str:
+    """What the weights of an own network take by dtype, and one cached token of a prefix."""
+    spec, network = loaded.backbone.spec, loaded.backbone
+    assert isinstance(network, torch.nn.Module)
+    millions = sum(item.numel() for item in network.parameters()) / 1e6
+    cached = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    weights = f"{millions:,.2f} million weights, {4 * millions:,.1f} MB in float32, {2 * millions:,.1f} in bfloat16"
+    prefix = any(name != "full" for name in spec.patterns)
+    return weights + (f"; {cached * 4 / 1e3:,.1f} kB per cached token in float32" if prefix else "")

@@ -87,7 +87,7 @@ def bound(input_paths: tuple[str, ...], output_path: str, model: str, **options:
     refuse_idle_bound_options(options)
     given = [name for name in SAMPLING_OPTIONS if is_given(name)]
     options["sampling_options"] = ["--" + name.replace("_", "-") for name in given]
-    run_and_exit(lambda: run_inputs(BoundJob(options), input_paths, output_path, model))
+    run_and_exit(lambda: run_inputs(BoundJob(model, options), input_paths, output_path, model))
 
 
 @main.command()

@@ -29,7 +29,9 @@ def model_arguments(options: dict[str, Any]) -> dict[str, Any]:
     InputError
         If the memory size cannot be read.
     """
-    found = {name: options.get(name) for name in ("device", "dtype", "implementation", "memory", "token_budget")}
+    found = {
+        name: options.get(name) for name in ("device", "dtype", "implementation", "memory", "token_budget", "adapter")
+    }
     given = {name: value for name, value in found.items() if value is not None}
     if "dtype" in given:
         given["dtype"] = getattr(torch, given["dtype"])

@@ -118,6 +118,11 @@ model_options = group(
         metavar="NAME",
     ),
     _option(
+        "--adapter",
+        "Folder of a LoRA adapter in PEFT's layout (safetensors), merged into a model with Llama's layers.",
+        metavar="FOLDER",
+    ),
+    _option(
         "--memory",
         "Memory for scoring besides the loaded model, such as 800M or 2G. It changes no number on a CPU, and only "
         "rounding on a GPU.",
@@ -351,7 +356,11 @@ calibrate_options = group(
 )
 
 bound_options = group(
-    _option("--block-size", "L', tokens per block.", default=DEFAULT_BLOCK_SIZE),
+    _option(
+        "--block-size",
+        f"L', tokens per block; default: {DEFAULT_BLOCK_SIZE}, or the model's own if it lacks that.",
+        type=int,
+    ),
     _option(
         "--method",
         f"auto: exact up to block size {MAX_AUTO_EXACT_BLOCK_SIZE}, unless an option of sampling is given.",
@@ -387,9 +396,8 @@ bound_options = group(
     _option("--seed", "Orders follow from the seed and the text's tokens alone.", default=DEFAULT_SEED),
     click.option(
         "--autoregressive/--no-autoregressive",
-        default=True,
-        show_default=True,
-        help="Also the log-likelihood under the same network at block size 1.",
+        default=None,
+        help="Also the log-likelihood under the same network at block size 1; default: if the model has that size.",
     ),
     click.option("--comparators", is_flag=True, help="Also CUBO, TVO and IS-VG-B: biased, not bounds."),
     click.option(

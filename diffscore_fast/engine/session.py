@@ -19,7 +19,7 @@ from diffscore_fast.engine.memory import divide_memory
 from diffscore_fast.engine.plan import AttentionPattern
 from diffscore_fast.engine.runner import Runner
 from diffscore_fast.errors import CheckpointError, InputError
-from diffscore_fast.options import DTYPES, DTypeName
+from diffscore_fast.options import DEFAULT_BLOCK_SIZE, DTYPES, DTypeName
 from diffscore_fast.status import OK
 from diffscore_fast.text.checks import check_text
 from diffscore_fast.text.tokenizer import TextTokenizer
@@ -57,6 +57,8 @@ class ScoringModel:
     token_budget, cache_bytes : int, optional
         Maximum number of window tokens evaluated at once (4,096 on a CPU, 16,384 on a GPU), and size of the prefix
         cache (512 MiB), in place of what follows from `memory`.
+    adapter : str or Path, optional
+        Folder of a LoRA adapter in PEFT's layout, merged into the weights before anything else; see `load_model`.
     implementation : str
         "auto", or a name ("cpu", "triton", "flash_attn", "reference"): operations that have it run by it, the others
         by "auto"; the signature states which.
@@ -87,6 +89,7 @@ class ScoringModel:
         memory: int | None = None,
         token_budget: int | None = None,
         cache_bytes: int | None = None,
+        adapter: str | Path | None = None,
         implementation: str = "auto",
     ) -> None:
         check_name(model)
@@ -99,6 +102,7 @@ class ScoringModel:
             "memory": memory,
             "token_budget": token_budget,
             "cache_bytes": cache_bytes,
+            "adapter": None if adapter is None else Path(adapter).resolve(),
             "implementation": implementation,
         }
         kind = getattr(torch, dtype) if dtype in DTYPES else dtype
@@ -106,13 +110,16 @@ class ScoringModel:
             raise InputError(f"dtype must be a torch.dtype such as torch.bfloat16, or its name, not {dtype!r}")
         if kind == torch.int8 and not self._takes_int8:
             raise InputError(NO_INT8)
-        loaded = load_model(model, device=device, dtype=kind)
+        loaded = load_model(model, device=device, dtype=kind, adapter=adapter)
         backbone = loaded.backbone
         plan = divide_memory(None if memory is None else whole_number("memory", memory), backbone)
         self.spec = loaded.backbone.spec
         default = self.spec.default_pattern
         attention = attention or AttentionPattern(default, self.spec.patterns[default].default_block_size)
+        if attention.name == "block" and not attention.block_size and "block" in self.spec.patterns:
+            attention = AttentionPattern("block", self.spec.block_size_near(DEFAULT_BLOCK_SIZE))
         self.spec.pattern(attention.name, attention.block_size)
+        self.default_attention = attention
         self._tokenizer = loaded.tokenizer
         self._runner = Runner(
             backbone,
@@ -123,10 +130,11 @@ class ScoringModel:
         )
         if implementation in ops.LINEAR.implementations:
             backbone.choose_linear(implementation)
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "version": __version__,
             "model": self.spec.name,
             "weights": loaded.fingerprint[:12],
+            "adapter": None if loaded.adapter_sha256 is None else loaded.adapter_sha256[:12],
             "tokenizer": loaded.tokenizer.sha256[:12],
             "dtype": loaded.dtype_name,
             "implementation": _one_name(self._runner.implementations),
@@ -199,7 +207,12 @@ class ScoringModel:
         return self._tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_again, (type(self), self._arguments, self._identity["weights"])
+        return _load_again, (type(self), self._arguments, self._weights)
+
+    @property
+    def _weights(self) -> tuple[str | None, ...]:
+        """Hashes of the weights, and of the adapter that is merged into them."""
+        return self._identity["weights"], self._identity["adapter"]
 
     def _chunk_tokens(self, usual: int) -> int:
         """Window tokens of a chunk of rows: the usual number, or several packs on a GPU."""
@@ -233,10 +246,10 @@ def _one_name(names: dict[str, str]) -> str:
     return ",".join(f"{operation}={name}" for operation, name in names.items())
 
 
-def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: str) -> ScoringModel:
+def _load_again(kind: type[ScoringModel], arguments: dict[str, Any], weights: tuple[str | None, ...]) -> ScoringModel:
     """A pickled scorer, loaded again."""
     made = kind(**arguments)
-    if made._identity["weights"] != weights:
+    if made._weights != weights:
         raise CheckpointError(
             f"model {made.spec.name!r} has other weights or another config.json than when the scorer was pickled"
         )

@@ -242,6 +242,11 @@ def test_a_word_list_is_converted_and_an_empty_folder_is_not(folders, tmp_path):
         ("ElectraForPreTraining", "electra", "without a masked-LM head"),
         ("BartForConditionalGeneration", "bart", "is a sequence-to-sequence model"),
         ("DistilBertModel", "distilbert", "is an encoder without a masked-LM head"),
+        ("SEDD", "sedd", "SEDD is conditioned on the noise level sigma"),
+        ("DiffusionGemmaForBlockDiffusion", "diffusion_gemma", r"uniform noise\) and has no mask token"),
+        ("LLaDAMoEModelLM", "llada", "LLaDAMoEModelLM is a mixture of experts"),
+        ("LLaDA2MoeModelLM", "llada2_moe", "is a mixture of experts"),
+        ("Fast_dLLM_QwenForCausalLM", "Fast_dLLM_Qwen", "a block's first token from the block before it"),
     ],
 )
 def test_other_kinds_of_checkpoints_are_refused_by_name(tmp_path, architecture, model_type, message):

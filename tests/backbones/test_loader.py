@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from diffscore_fast import DiffScorer, LikelihoodBounds
 from diffscore_fast.backbones import loader as load
 from diffscore_fast.backbones.config import EMBEDDED_MODELS
-from diffscore_fast.backbones.llama import rotary_frequencies
 from diffscore_fast.backbones.loader import default_dtype, load_model
+from diffscore_fast.backbones.rotary import rotary_frequencies
 from diffscore_fast.backbones.weights import save_weights, weight_files
 from diffscore_fast.errors import CheckpointError, DeviceMemoryError, InputError
 from tests.support.checkpoints import BERT_FAMILIES, save_checkpoint, save_diffusion_model

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from diffscore_fast import LikelihoodBounds
 from diffscore_fast.cli import bound as bound_module
 from diffscore_fast.cli.main import main
+from tests.support.dit_checkpoints import save_dit_model
 
 TEXTS = ["The cat sat on the mat.", "It rained.", ""]
 
@@ -133,3 +134,19 @@ def test_several_files_make_shards_with_the_bytes_of_each_alone(run, tmp_path):
     assert Path("done", "b.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
     other = over_night("--resume", "--z", "3")
     assert other.exit_code == 2 and "was made by other options" in other.stderr
+
+
+def test_a_model_of_one_block_size_needs_no_option(tmp_path):
+    """A BD3-LM of block size 8: its exact value by default, an interval that holds it on request."""
+    folder = save_dit_model("bd3lm", tmp_path / "model", 8)
+    rows = tmp_path / "in.jsonl"
+    rows.write_text(json.dumps({"text": TEXTS[0]}) + "\n")
+    found = {}
+    for method, more in (("exact", []), ("estimate", ["--method", "estimate", "--orders", "64", "--seed", "1"])):
+        out = tmp_path / f"{method}.jsonl"
+        result = CliRunner().invoke(main, ["bound", str(rows), "-o", str(out), "--model", str(folder), *more])
+        assert result.exit_code == 0, result.output
+        assert "block_size:8" in "".join(result.output.split())
+        found[method] = json.loads(out.read_text())
+    low, high = found["estimate"]["interval"]
+    assert low < found["exact"]["exact"] < high and high - low < 20

@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from diffscore_fast.backbones.loader import read_spec
 from diffscore_fast.cli.main import main
 from diffscore_fast.errors import CheckpointError
 
@@ -35,6 +36,7 @@ def test_every_command_passes_them_on(command, monkeypatch):
         found.append((model, options))
         raise CheckpointError("seen")
 
+    monkeypatch.setattr("diffscore_fast.cli.bound.read_spec", lambda model: read_spec("mini"))
     kind = "LikelihoodBounds" if command == "bound" else "DiffScorer"
     monkeypatch.setattr(import_module(f"diffscore_fast.cli.{command}"), kind, taken)
     given = [
@@ -50,6 +52,8 @@ def test_every_command_passes_them_on(command, monkeypatch):
         "1G",
         "--token-budget",
         "99",
+        "--adapter",
+        "folder",
     ]
     for arguments in (given, []):
         result = CliRunner().invoke(main, [*COMMANDS[command], *arguments])
@@ -63,6 +67,7 @@ def test_every_command_passes_them_on(command, monkeypatch):
         "implementation": "triton",
         "memory": 1 << 30,
         "token_budget": 99,
+        "adapter": "folder",
     }
     assert defaults == {"device": "cpu", "implementation": "auto"}
 
