@@ -80,6 +80,7 @@ class RowTokenizer:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._taggers: dict[str, Tagger] = {}
+        self._known_frames: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}  # by the template's words
 
     def tokenise(
         self, rows: Sequence[tuple[Any, Any]], config: ScoreConfig, patterns: Sequence[tuple[PatternSpec, int]]
@@ -142,8 +143,11 @@ class RowTokenizer:
         """Tokens of the template before and after the context, for each simple direction."""
         frames = {}
         for direction, _ in config.passes:
-            before, after = self._tokenizer.encode(config.template.frame(direction), keep_blank=True)
-            frames[direction] = before.ids, after.ids
+            words = tuple(config.template.frame(direction))
+            if words not in self._known_frames:
+                before, after = self._tokenizer.encode(words, keep_blank=True, spans=False)
+                self._known_frames[words] = before.ids, after.ids
+            frames[direction] = self._known_frames[words]
         return frames
 
     def _tagged(self, targets: dict[str, Encoded], config: ScoreConfig, max_tokens: int) -> dict[str, Encoded]:

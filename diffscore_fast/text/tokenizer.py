@@ -34,6 +34,7 @@ _PARTING_PATTERNS = tuple(
 # Pre-tokenisers that part a text at such a border, whatever stands around it.
 _PARTING = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 
+FEW_TEXTS = 4  # these take less time than to wake the library's threads
 NO_SPANS = np.zeros((0, 2), np.int32)
 UNKNOWN = ("[UNK]", "<unk>")  # what a text that cannot be spelled becomes; no control token
 
@@ -136,7 +137,7 @@ class TextTokenizer:
         UnicodeEncodeError
             If a text holds a lone surrogate, which is not Unicode text; callers check first.
         """
-        if is_forked():
+        if is_forked() or len(texts) <= FEW_TEXTS:
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         else:
             encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
