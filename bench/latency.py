@@ -1,8 +1,8 @@
 """Time from text to score: one pair and small batches, short pairs and long sources, and from a cold start.
 
 `python -m bench.latency` times calls in one process, beside BARTScore of equal size with random weights (in float32
-where ours is int8), and starts the command and the library in processes of their own. A "seen" source is that of the call
-before; its keys and values are in the prefix cache of the scorer.
+where ours is int8), and starts the command and the library in processes of their own. A "seen" source is that of the
+call before; its keys and values are in the prefix cache of the scorer.
 """
 
 from __future__ import annotations
