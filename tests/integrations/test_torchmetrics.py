@@ -33,6 +33,15 @@ def test_the_mean_is_over_scored_rows_of_all_updates():
     assert metric.compute() == best.scores[0]
 
 
+def test_the_example_of_the_class_runs():
+    import doctest
+
+    from diffscore_fast.integrations import torchmetrics
+
+    outcome = doctest.testmod(torchmetrics)
+    assert outcome.attempted and not outcome.failed
+
+
 PROGRAM = """
 import sys
 import torch.distributed as dist

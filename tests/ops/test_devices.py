@@ -74,15 +74,20 @@ CALLS = {  # by operation: its tensors, the call
         (torch.zeros(3, 32), torch.zeros(8, 32), torch.zeros(8), torch.rand(3, dtype=torch.float64)),
         lambda given, name: ops.sample_token(*given, implementation=name),
     ),
+    "best_token": (
+        (torch.zeros(3, 32), torch.zeros(8, 32), torch.zeros(8)),
+        lambda given, name: ops.best_token(*given, implementation=name),
+    ),
 }
+REFERENCE_ONLY = ("sample_token", "best_token")
 
 
 @pytest.mark.parametrize("implementation", ["auto", "reference", pytest.param("cpu", marks=needs_extension)])
 @pytest.mark.parametrize("operation", [item.name for item in ops.OPERATIONS])
 def test_a_tensor_on_another_device_is_named(operation, implementation):
     tensors, call = CALLS[operation]
-    if implementation == "cpu" and operation == "sample_token":
-        implementation = "auto"  # it has a reference only
+    if implementation == "cpu" and operation in REFERENCE_ONLY:
+        implementation = "auto"
     call(list(tensors), implementation)  # all on the CPU: runs
     for place in range(1, len(tensors)):
         given = [item.to("meta") if place == at else item for at, item in enumerate(tensors)]
