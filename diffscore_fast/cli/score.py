@@ -23,9 +23,9 @@ from diffscore_fast.errors import InputError
 from diffscore_fast.io.record import FieldType, Record
 from diffscore_fast.io.score_cache import ScoreCache
 from diffscore_fast.options import FullDraws
+from diffscore_fast.scoring import config as scoring_config
 from diffscore_fast.scoring.cached import CachedStream
-from diffscore_fast.scoring.config import ReconstructionConfig, ScoreConfig, default_full_draws
-from diffscore_fast.scoring.mask_design import MaskDesign
+from diffscore_fast.scoring.config import ScoreConfig
 from diffscore_fast.scoring.scorer import DiffScorer
 from diffscore_fast.scoring.table import ScoreTable
 from diffscore_fast.status import SCORED
@@ -65,15 +65,11 @@ class ScoreJob(FileJob):
         self._cached: CachedStream | None = None
 
     def check_extra_outputs(self, taken: Sequence[str]) -> None:
-        """Raise `InputError` if the heat map or the profile cannot be written, or would write over files (`taken`)."""
-        taken = (*taken, self.options["template"])
-        heatmap, profile, cache = (self.options[name] for name in ("heatmap", "profile_run", "cache"))
-        if heatmap not in (None, TO_TERMINAL):
-            check_extra_output("heat map", heatmap, taken)
-        if profile:
-            check_extra_output("profile", profile, (*taken, heatmap or ""))
-        if cache:
-            check_extra_output("cache", cache, (*taken, heatmap or "", profile or ""))
+        """Raise `InputError` if an extra file cannot be written, or would write over files (`taken`) or another."""
+        taken = [*taken, self.options["template"]]
+        for option, path in self.extra_paths().items():
+            check_extra_output(option, path, taken)
+            taken.append(path)
 
     def check_first_rows(self) -> None:
         """Raise `InputError` if something needs the first rows; called where an earlier run has finished them."""
@@ -110,13 +106,15 @@ class ScoreJob(FileJob):
                 self._scorer = DiffScorer(model, **self._arguments)
                 self.config = self._scorer.complete(config_for(options, self._scorer.spec))
                 self.signature = self._scorer.signature(self.config)
-                kinds = [WorkerKind.here(self._scorer.backbone.device, self.signature.implementation)]
-                self._use_cache(cache, kinds)
+                if cache is not None:
+                    own_kind = WorkerKind.here(self._scorer.backbone.device, self.signature.implementation)
+                    self._use_cache(cache, [own_kind])
                 yield
                 return
             with self._started_workers(model) as self._workers:
                 self.config, self.signature = self._workers.config, self._workers.signature
-                self._use_cache(cache, self._workers.kinds)
+                if cache is not None:
+                    self._use_cache(cache, self._workers.kinds)
                 if not options["quiet"]:
                     told = f"{options['workers']} workers: {' | '.join(map(str, self._workers.kinds))}"
                     Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
@@ -126,9 +124,7 @@ class ScoreJob(FileJob):
         path = self.options["cache"]
         return nullcontext() if path is None else closing(ScoreCache(path))
 
-    def _use_cache(self, cache: ScoreCache | None, kinds: list[WorkerKind]) -> None:
-        if cache is None:
-            return
+    def _use_cache(self, cache: ScoreCache, kinds: list[WorkerKind]) -> None:
         if len(set(kinds)) > 1:
             raise InputError("--cache needs workers of one kind: the last digits of a score depend on it")
         self._cached = CachedStream(cache, f"{self.signature} {kinds[0]!r} {self.config.token_scores}")
@@ -220,14 +216,14 @@ class ScoreJob(FileJob):
             print_profile(self._profile)
 
 
-def check_extra_output(what: str, path: str, taken: Sequence[str]) -> None:
+def check_extra_output(option: str, path: str, taken: Sequence[str]) -> None:
     """Raise `InputError` for an extra file that cannot be written, or that is one of the run's files (`taken`)."""
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"cannot write {path}: there is no such folder")
     if Path(path).is_dir() or (Path(path).exists() and not os.access(path, os.W_OK)):
         raise InputError(f"cannot write {path}: it is a folder, or permission is denied")
     if os.path.realpath(path) in map(os.path.realpath, taken):
-        raise InputError(f"{what} {path} would write over another file of the run; name another")
+        raise InputError(f"{option} {path} would write over another file of the run; name another")
 
 
 def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, str]:
@@ -239,47 +235,29 @@ def context_column(options: dict[str, Any], config: ScoreConfig) -> dict[str, st
     return {"--source-column": options["source_column"]}
 
 
+# The arguments of `scoring.config.make_config` that are options of the same name.
+_AS_GIVEN = (
+    *("direction", "draws", "seed", "estimator", "mask_ratios", "masking", "levels", "replicates", "coupling"),
+    *("target_stderr", "max_draws", "alpha", "attention", "block_size", "overlength", "template"),
+    *("mask_words", "tagger"),
+)
+
+
 def config_for(options: dict[str, Any], spec: BackboneSpec) -> ScoreConfig:
     """The configuration for the options of `score` and a model, whose default pattern is taken if none is named."""
-    if options["attention"] is None and options["block_size"] is None:
-        options = {**options, "attention": spec.default_pattern}
-    return make_config(options)
+    return make_config(options, spec.default_pattern)
 
 
-def make_config(options: dict[str, Any]) -> ScoreConfig:
-    """The configuration for the options of `score`."""
-    design = MaskDesign(
-        options["draws"],
-        ratios=options["mask_ratios"],
-        masking=options["masking"],
-        levels=options["levels"],
-        replicates=options["replicates"],
-        coupling=options["coupling"],
-    )
-    weights = parse_numbers("--level-weights", options["level_weights"])
-    attention = options["attention"] or ("prefix" if options["block_size"] is None else "block")
-    reconstruction = ReconstructionConfig(
-        options["estimator"],
-        design,
-        weights,
-        target_stderr=options["target_stderr"],
-        max_draws=options["max_draws"],
-        full_draws=default_full_draws(attention, design, _parse_full_draws(options["full_draws"])),
-    )
-    return ScoreConfig(
-        direction=options["direction"],
-        reconstruction=reconstruction,
-        alpha=options["alpha"],
-        seed=options["seed"],
+def make_config(options: dict[str, Any], default_pattern: str = "prefix") -> ScoreConfig:
+    """The configuration for the options of `score`; before the model is loaded, for the pattern of most models."""
+    return scoring_config.make_config(
+        default_pattern,
+        **{name: options[name] for name in _AS_GIVEN},
         masks_by_item=options["item_column"] is not None,
-        attention=attention,
-        block_size=options["block_size"],
-        overlength=options["overlength"],
+        level_weights=parse_numbers("--level-weights", options["level_weights"]),
+        full_draws=_parse_full_draws(options["full_draws"]),
         token_scores=options["tokens"] or options["heatmap"] is not None,
-        template=find_template(options["template"]),
         aggregate=None if options["references_column"] is None else options["aggregate"],
-        mask_words=options["mask_words"],
-        tagger=options["tagger"],
     )
 
 

@@ -128,11 +128,7 @@ class Runner:
 
         Targets are not read. Equal windows are evaluated each, since each has numbers of its own.
         """
-        asked = np.arange(len(windows))
-        waves = self._waves(prefixes, windows, asked)
-        results = Results(np.zeros(len(windows.wanted), dtype=np.int32))
-        self._compute_waves(waves, _Call(prefixes, windows, attention, asked, results, numbers))
-        return results.values
+        return self._tokens(prefixes, windows, attention, numbers=numbers)
 
     def best(
         self,
@@ -142,10 +138,21 @@ class Runner:
         progress: Callable[[int], None] | None = None,
     ) -> np.ndarray:
         """The most probable token int32 [M] of every wanted row. Targets are not read."""
+        return self._tokens(prefixes, windows, attention, progress, best=True)
+
+    def _tokens(
+        self,
+        prefixes: Prefixes,
+        windows: Windows,
+        attention: AttentionPattern,
+        progress: Callable[[int], None] | None = None,
+        **chosen_by: Any,
+    ) -> np.ndarray:
+        """A token int32 [M] for every wanted row; `chosen_by` is `numbers` or `best` of `_Call`."""
         asked = np.arange(len(windows))
         waves = self._waves(prefixes, windows, asked)
         results = Results(np.zeros(len(windows.wanted), dtype=np.int32), progress)
-        self._compute_waves(waves, _Call(prefixes, windows, attention, asked, results, best=True))
+        self._compute_waves(waves, _Call(prefixes, windows, attention, asked, results, **chosen_by))
         return results.values
 
     def clear_cache(self) -> None:

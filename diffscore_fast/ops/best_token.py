@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffscore_fast.ops.projection import Projection, checked_projection, real_rows, reference_logits
+from diffscore_fast.ops.projection import Projection, checked_projection, logits_in_chunks
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere
-
-ROWS_CHUNK = 256  # bounds the logits to 256 x V
 
 
 def best_token(
@@ -51,10 +49,8 @@ def best_token(
 
 
 def _reference(hidden: Tensor, projection: Projection) -> Tensor:
-    projection = real_rows(projection, torch.float32)
     tokens = [torch.zeros(0, dtype=torch.int64, device=hidden.device)]
-    for start in range(0, len(hidden), ROWS_CHUNK):
-        tokens.append(reference_logits(hidden[start : start + ROWS_CHUNK].float(), projection).argmax(dim=1))
+    tokens += [logits.argmax(dim=1) for _, logits in logits_in_chunks(hidden, projection, torch.float32)]
     return torch.cat(tokens)
 
 

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from diffscore_fast.errors import ImplementationError
 from diffscore_fast.ops.extension import cpu_unavailable
-from diffscore_fast.ops.projection import Projection, checked_projection, real_rows, reference_logits
+from diffscore_fast.ops.projection import Projection, checked_projection, logits_in_chunks
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 from diffscore_fast.ops.transfer import to_device
 from diffscore_fast.ops.triton_kernels import kernels, on_its_device, triton_unavailable
-
-ROWS_CHUNK = 256  # bounds the reference's logits to 256 x V
 
 
 @dataclass(frozen=True)
@@ -197,15 +195,13 @@ def _wanted(hidden: Tensor, projection: Projection, implementation: str) -> str:
 def _reference_chunks(
     hidden: Tensor, projection: Projection, targets: Tensor, rows: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [n, V] and target logits [n] of at most ROWS_CHUNK rows at a time."""
+    """Logits [n, V] and target logits [n] of some rows at a time."""
     # Low-precision logits would put every score on a coarse grid, so the product itself is made in float32.
     precision = torch.promote_types(hidden.dtype, torch.float32)
-    projection = real_rows(projection, precision)
     if rows is not None:
         hidden = hidden[rows]
-    for start in range(0, len(targets), ROWS_CHUNK):
-        logits = reference_logits(hidden[start : start + ROWS_CHUNK].to(precision), projection)
-        yield logits, logits.gather(1, targets[start : start + ROWS_CHUNK, None]).squeeze(1)
+    for part, logits in logits_in_chunks(hidden, projection, precision):
+        yield logits, logits.gather(1, targets[part, None]).squeeze(1)
 
 
 def _reference(hidden: Tensor, projection: Projection, targets: Tensor, rows: Tensor | None) -> Tensor:

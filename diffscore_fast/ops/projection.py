@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from diffscore_fast.ops.registry import check_one_device, check_real, check_row_count
+
+ROWS_CHUNK = 256  # bounds the logits that the references store at once to 256 x V
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,14 @@ def real_rows(projection: Projection, dtype: torch.dtype) -> Projection:
         weight = weight * projection.weight_scale[:size, None].to(dtype)
     bias = None if projection.bias is None else projection.bias[:size].to(dtype)
     return replace(projection, weight=weight, bias=bias, weight_scale=None)
+
+
+def logits_in_chunks(hidden: Tensor, projection: Projection, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of hidden states [N, D], some at a time, and their logits [n, vocab_size], computed in `dtype`."""
+    projection = real_rows(projection, dtype)
+    for start in range(0, len(hidden), ROWS_CHUNK):
+        rows = slice(start, start + ROWS_CHUNK)
+        yield rows, reference_logits(hidden[rows].to(dtype), projection)
 
 
 def reference_logits(hidden: Tensor, projection: Projection) -> Tensor:

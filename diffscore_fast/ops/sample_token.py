@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffscore_fast.ops.projection import Projection, checked_projection, real_rows, reference_logits
+from diffscore_fast.ops.projection import Projection, checked_projection, logits_in_chunks
 from diffscore_fast.ops.registry import AUTO, Implementation, Operation, anywhere, check_one_device
 from diffscore_fast.ops.transfer import to_device
-
-ROWS_CHUNK = 256  # bounds the logits to 256 x V
 
 
 def sample_token(
@@ -66,13 +64,11 @@ def sample_token(
 
 
 def _reference(hidden: Tensor, projection: Projection, numbers: Tensor) -> Tensor:
-    projection = real_rows(projection, torch.float32)
     tokens = [torch.zeros(0, dtype=torch.int64, device=hidden.device)]
-    for start in range(0, len(numbers), ROWS_CHUNK):
-        logits = reference_logits(hidden[start : start + ROWS_CHUNK].float(), projection)
+    for rows, logits in logits_in_chunks(hidden, projection, torch.float32):
         cumulative = logits.double().softmax(dim=1).cumsum(dim=1)
         # Rounding may leave the last sum a little below 1; scaled, the number always falls on a token that has weight.
-        reached = numbers[start : start + ROWS_CHUNK, None] * cumulative[:, -1:]
+        reached = numbers[rows, None] * cumulative[:, -1:]
         tokens.append(torch.searchsorted(cumulative, reached, right=True).squeeze(1))
     return torch.cat(tokens)
 

@@ -8,24 +8,15 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from diffscore_fast.cli import score as score_module
-from diffscore_fast.cli.main import main
 from tests.cli.test_workers import write_rows
 
 
 @pytest.fixture
-def score(mini, monkeypatch, tmp_path):
-    """Run `diffscore score` in this process with the model already loaded."""
-    monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: mini)
-    monkeypatch.chdir(tmp_path)
+def score(score_here):
+    """Run `diffscore score` where in.jsonl has 12 rows, and two that cannot be scored."""
     write_rows(Path("in.jsonl"), 0, 12)
-
-    def run(*arguments: str):
-        return CliRunner().invoke(main, ["score", *arguments])
-
-    return run
+    return score_here
 
 
 def hits(result) -> tuple[int, int]:

@@ -32,16 +32,10 @@ def write_rows(path: Path, first: int, count: int) -> None:
 
 
 @pytest.fixture
-def score(mini, monkeypatch, tmp_path):
-    """Run `diffscore score in.jsonl` in this process, where one process is to score with the model already loaded."""
-    monkeypatch.setattr(score_module, "DiffScorer", lambda model, **options: mini)
-    monkeypatch.chdir(tmp_path)
+def score(score_here):
+    """Run `diffscore score in.jsonl --draws 2` over 24 rows, and two that cannot be scored."""
     write_rows(Path("in.jsonl"), 0, 24)
-
-    def run(*arguments: str):
-        return CliRunner().invoke(main, ["score", "in.jsonl", "--draws", "2", *arguments])
-
-    return run
+    return lambda *arguments: score_here("in.jsonl", "--draws", "2", *arguments)
 
 
 @pytest.mark.parametrize(
